@@ -1,0 +1,52 @@
+# `make demo` and `make test` work in a fresh clone: both rest on `make setup`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+RUN ?= runs/demo
+
+.PHONY: help setup demo test test-slow lint format clean
+
+help:
+	@echo "make demo       train on glyphs (about three minutes), evaluate, draw pictures"
+	@echo "make test       the whole suite, ruff, basedpyright, shape checks"
+	@echo "make test-slow  the checks that take longer: kill -9 and resume"
+	@echo "make setup      .venv with everything installed"
+	@echo "make format     ruff format and import order"
+	@echo "make clean      remove .venv, caches and the demo's run"
+
+setup: $(STAMP)
+
+# torch comes first and alone: the constraint keeps later packages from replacing it.
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet -c constraints.txt torch
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev]'
+	touch $(STAMP)
+
+demo: setup
+	rm -rf $(RUN)
+	$(BIN)/kanerva train --preset glyphs --run $(RUN)
+	$(BIN)/kanerva evaluate $(RUN)
+	@echo "\npictures:"
+	@$(BIN)/kanerva recall $(RUN) --cue clean --steps 1 --out $(RUN)/reconstructions.png
+	@$(BIN)/kanerva generate $(RUN)
+	@$(BIN)/kanerva recall $(RUN)
+
+test: setup lint
+	$(BIN)/pytest -q
+
+test-slow: setup
+	$(BIN)/pytest -q -m slow
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/basedpyright
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) $(RUN) .pytest_cache .ruff_cache build dist src/*.egg-info

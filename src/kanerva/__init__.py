@@ -1,0 +1,27 @@
+"""Generative memory: write an episode of images into one small latent map, then read it back.
+
+model = kanerva.load("runs/glyphs-kpp-paper-s0")
+memory = model.write(images)                    # (T, C, H, W) -> Memory
+recalled = model.recall(memory, noisy, steps=10)
+samples = model.generate(memory, 64)
+terms = model.elbo(images)                      # nats per image, higher is better
+"""
+
+from kanerva.config import ModelConfig, RunConfig
+from kanerva.errors import NumbersWentBad, UserError
+from kanerva.memory.heap import Memory
+from kanerva.models import ElboTerms, KanervaPlusPlus, MemoryModel, build, load
+
+__version__ = "0.1.0"
+__all__ = [
+    "ElboTerms",
+    "KanervaPlusPlus",
+    "Memory",
+    "MemoryModel",
+    "ModelConfig",
+    "NumbersWentBad",
+    "RunConfig",
+    "UserError",
+    "build",
+    "load",
+]

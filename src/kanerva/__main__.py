@@ -1,0 +1,5 @@
+"""`python -m kanerva`."""
+
+from kanerva.cli import entry
+
+entry()

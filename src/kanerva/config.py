@@ -1,0 +1,237 @@
+"""Every default lives here once. Values are the paper's (App. E) unless marked `ours`.
+
+`ModelConfig` is what a checkpoint's `config.json` holds; `RunConfig` adds data, optimiser and
+schedule and is a run's `config.yaml`. Presets (`presets.py`) change only what differs.
+"""
+
+import hashlib
+import json
+import math
+import types
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from kanerva.errors import UserError
+
+
+def _positive(config: object, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        if not 0 < value < math.inf:  # NaN fails too
+            raise UserError(f"{type(config).__name__}.{name} must be positive, got {value}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderConfig:
+    """f_enc: ResNet-18 with temporal shift (§3.3)."""
+
+    width: int = 64  # channels of the first stage; the embedding has 8 * width numbers
+    blocks: tuple[int, int, int, int] = (2, 2, 2, 2)
+    shift: float = 0.125  # share of channels moved forward, and again as many back; 0 switches off
+
+    def __post_init__(self) -> None:
+        _positive(self, "width")
+        if not 0 <= self.shift <= 0.5:
+            raise UserError(f"EncoderConfig.shift must lie in [0, 0.5], got {self.shift}")
+        if min(self.blocks) < 1:
+            raise UserError(f"EncoderConfig.blocks must all be at least 1, got {self.blocks}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryConfig:
+    """The latent memory M, how it is written and how it is read."""
+
+    channels: int = 3
+    size: int = 64  # Hm = Wm
+    reads: int = 2  # K, chosen in §4.4
+    block: int = 16  # h = w of one read. ours: the paper gives no block size
+    base: int = 256  # feature maps of the writer's first layer, halved per layer
+
+    def __post_init__(self) -> None:
+        _positive(self, "channels", "size", "reads", "block", "base")
+        if self.block > self.size:
+            raise UserError(f"memory.block={self.block} exceeds memory.size={self.size}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeyConfig:
+    """q(Y|X): a deep linear dense net with spectral normalisation."""
+
+    hidden: int = 512
+    layers: int = 3
+
+    def __post_init__(self) -> None:
+        _positive(self, "hidden", "layers")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadoutConfig:
+    """Z: its posterior q(Z|X) and its learned prior p(Z|M-hat, Y)."""
+
+    size: int = 64  # L. ours: the paper does not say
+    hidden: int = 512
+    layers: int = 3
+    prior_width: int = 64  # ours: feature maps of the prior's first convolution
+
+    def __post_init__(self) -> None:
+        _positive(self, "size", "hidden", "layers", "prior_width")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderConfig:
+    """p(X|Z): conv-transpose layers with EvoNorm-S0 between them."""
+
+    base: int = 256  # ours: feature maps of the first layer, halved per layer
+    layers: int = 3  # ours: doublings of the side
+
+    def __post_init__(self) -> None:
+        _positive(self, "base", "layers")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LikelihoodConfig:
+    """Bernoulli for binarized sets, a discretized mixture of logistics for 8-bit pixels (§4)."""
+
+    kind: Literal["bernoulli", "logistic_mixture"] = "bernoulli"
+    components: int = 10  # of the mixture
+
+    def __post_init__(self) -> None:
+        _positive(self, "components")
+
+
+ModelName = Literal["kpp-paper"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """What it takes to build a model."""
+
+    model: ModelName = "kpp-paper"
+    image: tuple[int, int, int] = (1, 28, 28)  # C, H, W
+    encoder: EncoderConfig = field(default_factory=EncoderConfig)
+    memory: MemoryConfig = field(default_factory=MemoryConfig)
+    keys: KeyConfig = field(default_factory=KeyConfig)
+    readout: ReadoutConfig = field(default_factory=ReadoutConfig)
+    decoder: DecoderConfig = field(default_factory=DecoderConfig)
+    likelihood: LikelihoodConfig = field(default_factory=LikelihoodConfig)
+
+    def __post_init__(self) -> None:
+        if min(self.image) < 1:
+            raise UserError(f"image must be (channels, height, width), got {self.image}")
+        if self.likelihood.kind == "logistic_mixture" and self.image[0] not in (1, 3):
+            raise UserError(f"logistic_mixture needs 1 or 3 channels, got {self.image[0]}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Which images, and how grey pixels become bits (EVALUATION: name it beside every figure)."""
+
+    set: Literal["glyphs", "mnist", "omniglot", "fashion_mnist", "cifar10", "images"] = "glyphs"
+    binarization: Literal["sample", "threshold", "dither", "none"] = "sample"
+    folder: str | None = None  # for set = images: the folder of image files
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimConfig:
+    """LARS around Adam, one-cycle cosine (App. E)."""
+
+    optimiser: Literal["lars_adam", "adamw"] = "lars_adam"
+    lr: float = 1e-2  # ours, for lars_adam: relative to a weight matrix's norm
+    betas: tuple[float, float] = (0.9, 0.999)
+    weight_decay: float = 1e-3  # not on biases and norm affines
+    warmup_epochs: float = 10.0  # linear, at most a tenth of the run
+    clip: float = 10.0  # ours: gradient norm
+    ema: float = 0.0  # ours: decay of an average of the weights; 0 switches off
+
+    def __post_init__(self) -> None:
+        _positive(self, "lr", "clip")
+        if not 0 <= self.ema < 1:
+            raise UserError(f"optim.ema must lie in [0, 1), got {self.ema}")
+        if self.weight_decay < 0 or self.warmup_epochs < 0:
+            raise UserError(
+                f"optim.weight_decay={self.weight_decay} and optim.warmup_epochs="
+                f"{self.warmup_epochs} must not be negative"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig(ModelConfig):
+    """A training run: the model, its data and how long."""
+
+    preset: str = "glyphs"
+    data: DataConfig = field(default_factory=DataConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    episode_length: int = 32  # T. ours: the paper trains between 5 and 64 (§4.4)
+    batch: int = 8  # episodes of one step
+    steps: int | None = None  # length of the run; None: `epochs` decides
+    epochs: int = 500
+    seed: int = 0
+    precision: Literal["32-true", "bf16-mixed"] = "32-true"
+    log_every: int = 20  # steps between lines of metrics.csv
+    validate_every: int = 500  # steps between validations, sample grids and checkpoints
+    validate_episodes: int = 32  # of the validation split; the bound decides which step is best
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _positive(self, "episode_length", "batch", "epochs", "log_every", "validate_every")
+        _positive(self, "validate_episodes")
+        if self.steps is not None:
+            _positive(self, "steps")
+        if self.episode_length * self.batch < 2:
+            raise UserError("a step of one image is too few for batch statistics: raise batch")
+
+    def model_config(self) -> ModelConfig:
+        """The part that a checkpoint carries."""
+        return ModelConfig(**{f.name: getattr(self, f.name) for f in fields(ModelConfig)})
+
+    def config_hash(self) -> str:
+        """Names what was trained, whatever the seed, the folder of data and the logging."""
+        content = to_dict(self)
+        for name in ("seed", "log_every", "preset"):
+            del content[name]
+        del content["data"]["folder"]
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+
+C = TypeVar("C")
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """Plain JSON and YAML types: tuples become lists."""
+    return json.loads(json.dumps(asdict(config)))
+
+
+def from_dict(cls: type[C], data: Any, where: str = "config") -> C:
+    """Build a config strictly: an unknown or ill-typed key is an error that names it."""
+    if not isinstance(data, dict):
+        raise UserError(f"{where} must be a mapping of options, got {data!r}")
+    hints = get_type_hints(cls)
+    known = [f.name for f in fields(cls)]  # pyright: ignore[reportArgumentType]
+    for key in data:
+        if key not in known:
+            raise UserError(f"{where}: unknown key {key!r}; known keys: {', '.join(known)}")
+    return cls(**{k: _coerce(hints[k], value, f"{where}: {k}") for k, value in data.items()})
+
+
+def _coerce(hint: Any, value: Any, where: str) -> Any:
+    """`value` as the annotated type, or an error; ints pass as floats, lists as tuples."""
+    origin, args = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        if value is None and type(None) in args:
+            return None
+        return _coerce(next(a for a in args if a is not type(None)), value, where)
+    if is_dataclass(hint):
+        return from_dict(hint, value, where)  # pyright: ignore[reportArgumentType]
+    if origin is Literal:
+        if value not in args:
+            raise UserError(f"{where} must be one of {', '.join(map(str, args))}, got {value!r}")
+        return value
+    if origin is tuple:
+        if not isinstance(value, list | tuple) or len(value) != len(args):
+            raise UserError(f"{where} must be a list of {len(args)} values, got {value!r}")
+        return tuple(_coerce(a, v, where) for a, v in zip(args, value, strict=True))
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
+        raise UserError(f"{where} must be {hint.__name__}, got {value!r}")
+    return value

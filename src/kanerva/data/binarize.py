@@ -1,0 +1,53 @@
+"""Grey pixels to black and white. The choice moves a model by tens of nats: always name it.
+
+`sample` adds pixel noise that no model can predict (45.5 nats per MNIST test image, 65.5 per
+Omniglot test image); `threshold` and `dither` add none.
+"""
+
+from typing import Literal
+
+import numpy as np
+import torch
+from jaxtyping import Float, UInt8
+from torch import Tensor
+
+from kanerva.errors import UserError
+from kanerva.shapes import Pixels
+
+Binarization = Literal["sample", "threshold", "dither", "none"]
+
+
+def binarize(pixels: Pixels, how: Binarization, generator: torch.Generator | None = None) -> Pixels:
+    """One draw of the set: {0, 1} for every pixel, or the bytes themselves for `none`.
+
+    `sample` draws 1 with probability pixel / 255, in whole numbers: 0 is never drawn as 1, and 255
+    always is. Only `sample` uses the generator, which lives where the pixels do.
+    """
+    if how == "none":
+        return pixels
+    if how == "threshold":
+        return (pixels > 127).to(torch.uint8)  # pixel / 255 > 0.5
+    if how == "dither":
+        return _dither(pixels)
+    if how != "sample":
+        raise UserError(f"binarization={how!r}: choose sample, threshold, dither or none")
+    levels = torch.randint(
+        0, 255, pixels.shape, dtype=torch.uint8, device=pixels.device, generator=generator
+    )
+    return (pixels > levels).to(torch.uint8)
+
+
+def to_float(pixels: UInt8[Tensor, "..."], binarized: bool) -> Float[Tensor, "..."]:
+    """Pixels on [0, 1], as models take them: {0, 1} as they are, bytes divided by 255."""
+    return pixels.float() if binarized else pixels.float() / 255
+
+
+def _dither(pixels: Pixels) -> Pixels:
+    """Floyd and Steinberg's error diffusion: Pillow's mode '1', as the author's loader does it."""
+    from PIL import Image
+
+    planes = pixels.cpu().numpy().reshape(-1, *pixels.shape[2:])  # (N * C, H, W)
+    dots = np.empty(planes.shape, np.uint8)
+    for dot, plane in zip(dots, planes, strict=True):
+        dot[:] = np.asarray(Image.fromarray(plane).convert("1"))
+    return torch.from_numpy(dots).reshape(pixels.shape).to(pixels.device)

@@ -1,0 +1,77 @@
+"""CIFAR-10 in its published binary layout: records of a label byte and 3 x 32 x 32 pixel bytes."""
+
+import tarfile
+import zlib
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from kanerva.data.image_set import ImageSet
+from kanerva.errors import UserError
+
+HELD_OUT = 5_000  # the last training images are the validation set
+SHAPE = (3, 32, 32)
+RECORD = 1 + 3 * 32 * 32
+FOLDER, ARCHIVE = "cifar-10-batches-bin", "cifar-10-binary.tar.gz"
+FILES = {
+    "train": tuple(f"data_batch_{number}.bin" for number in range(1, 6)),
+    "test": ("test_batch.bin",),
+}
+
+
+def find_cifar10(root: Path) -> Path | None:
+    """The folder of batches, or else the archive of them, in `root` or in `root/cifar10`."""
+    places = [root / "cifar10", root]
+    folders = [place / FOLDER for place in places if (place / FOLDER).is_dir()]
+    archives = [place / ARCHIVE for place in places if (place / ARCHIVE).is_file()]
+    return next(iter(folders + archives), None)
+
+
+def load_cifar10(split: str, root: Path) -> ImageSet | None:
+    """One split, or None where the set is not there. The test set is what its file holds."""
+    source = find_cifar10(root)
+    if source is None:
+        return None
+    names = FILES["test" if split == "test" else "train"]
+    raw = _read_archive(source, names) if source.is_file() else _read_folder(source, names)
+    for name in names:
+        if not raw[name] or len(raw[name]) % RECORD:
+            raise UserError(
+                f"{source}: {name} is not whole: {len(raw[name])} bytes, not a multiple of {RECORD}"
+            )
+    records = np.frombuffer(b"".join(raw[name] for name in names), np.uint8).reshape(-1, RECORD)
+    if split != "test":
+        cut = len(records) - min(HELD_OUT, len(records) // 10)
+        records = records[:cut] if split == "train" else records[cut:]
+    images = torch.from_numpy(records[:, 1:].reshape(-1, *SHAPE).copy())
+    return ImageSet("cifar10", split, images, torch.from_numpy(records[:, 0].astype(np.int64)))
+
+
+def _read_folder(folder: Path, names: tuple[str, ...]) -> dict[str, bytes]:
+    missing = [name for name in names if not (folder / name).is_file()]
+    if missing:
+        raise UserError(f"{folder}: {', '.join(missing)} not there: fetch cifar10 again")
+    return {name: (folder / name).read_bytes() for name in names}
+
+
+def _read_archive(path: Path, names: tuple[str, ...]) -> dict[str, bytes]:
+    """The named batches, read in the archive's own order and nothing unpacked to disk."""
+    found: dict[str, bytes] = {}
+    try:
+        with tarfile.open(path, "r|*") as archive:
+            for member in archive:
+                name = Path(member.name).name
+                file = archive.extractfile(member) if name in names else None
+                if file is not None:
+                    found[name] = file.read()
+    except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
+        raise UserError(
+            f"{path}: not a whole archive ({error}): remove it and fetch cifar10 again"
+        ) from error
+    missing = [name for name in names if name not in found]
+    if missing:
+        raise UserError(
+            f"{path}: {', '.join(missing)} not in it: remove it and fetch cifar10 again"
+        )
+    return found

@@ -1,0 +1,120 @@
+"""Omniglot (Lake et al. 2015): 1,623 handwritten characters, each drawn by 20 people.
+
+Read from the published zips, from those zips unpacked, or from arrays in an npz. Drawings are
+ordered by their published number, as in 0709_01.png: character 709 of 1,623, drawer 1. The numbers
+do not follow the folders' names, so sorting by folder would give another order.
+"""
+
+import re
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import nullcontext
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from kanerva.data.cache import Arrays, cached_arrays
+from kanerva.data.image_set import ImageSet
+from kanerva.errors import UserError
+from kanerva.seeding import stream
+
+SIZE = 28
+HELD_OUT = 2_000  # drawings of the background set that are kept for validation
+BACKGROUND_CHARACTERS = 964  # so the evaluation set's first label is 964
+DAMAGE = (
+    *(OSError, ValueError, KeyError, EOFError, TypeError, SyntaxError),
+    *(zipfile.BadZipFile, zlib.error),
+)  # what numpy, Pillow and zipfile raise on files that are not what they seem
+DRAWING = re.compile(r"(?:^|/)(\d{4})_(\d{2})\.png$")  # character, drawer
+
+
+def find_omniglot(folder: Path, part: str) -> Path | None:
+    """Where `images_background` or `images_evaluation` is: npz, zip or unpacked, in that order."""
+    for path in (folder / f"images_{part}.npz", folder / f"images_{part}.zip"):
+        if path.is_file():
+            return path
+    path = folder / f"images_{part}"
+    return path if path.is_dir() else None
+
+
+def load_omniglot(split: str, folder: Path) -> ImageSet | None:
+    """One split at 28 x 28, ink 255, or None where it is not there. A label is a character.
+
+    The test set's alphabets are unseen in training; validation's characters are not.
+    """
+    part = "evaluation" if split == "test" else "background"
+    source = find_omniglot(folder, part)
+    if source is None:
+        return None
+    arrays = cached_arrays(f"omniglot-{part}", _state(source), lambda: _read(source, part))
+    images, labels = torch.from_numpy(arrays["images"])[:, None], torch.from_numpy(arrays["labels"])
+    if split != "test":
+        held_out = min(HELD_OUT, len(images) // 5)
+        order = torch.randperm(len(images), generator=stream("omniglot", "validation"))
+        validation = torch.zeros(len(images), dtype=torch.bool)
+        validation[order[:held_out]] = True
+        kept = validation if split == "validation" else ~validation
+        images, labels = images[kept], labels[kept]
+    return ImageSet("omniglot", split, images, labels)
+
+
+def resize_ink(ink: np.ndarray) -> np.ndarray:
+    """A drawing of any size at 28 x 28: Pillow's bilinear, which averages as it shrinks."""
+    from PIL import Image
+
+    small = Image.fromarray(ink).resize((SIZE, SIZE), Image.Resampling.BILINEAR)
+    return np.asarray(small)
+
+
+def _state(source: Path) -> str:
+    """What changes when the source does: its name, sizes and times of writing."""
+    files = sorted(source.rglob("*.png")) if source.is_dir() else [source]
+    stats = [file.stat() for file in files]
+    size, newest = sum(s.st_size for s in stats), max((s.st_mtime_ns for s in stats), default=0)
+    return f"{source.resolve()} {len(files)} {size} {newest} {SIZE}"
+
+
+def _read(source: Path, part: str) -> Arrays:
+    drawings = _npz(source, part) if source.suffix == ".npz" else _pngs(source)
+    try:
+        labels, images = zip(*((label, resize_ink(ink)) for label, ink in drawings), strict=True)
+    except UserError:
+        raise
+    except DAMAGE as error:
+        what = " ".join(str(error).split())[:100] or type(error).__name__
+        raise UserError(
+            f"{source}: not readable as Omniglot ({what}): remove it and fetch it again"
+        ) from error
+    return {"images": np.stack(images), "labels": np.array(labels, np.int64)}
+
+
+def _npz(source: Path, part: str) -> Iterator[tuple[int, np.ndarray]]:
+    """Characters x drawers x height x width, True for paper."""
+    with source.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+        paper = arrays["images"]
+    if paper.dtype != np.bool_ or paper.ndim != 4:
+        raise ValueError(
+            f"images are {paper.dtype} of shape {paper.shape}, not bool, 4-dimensional"
+        )
+    first = 0 if part == "background" else BACKGROUND_CHARACTERS
+    for character, drawings in enumerate(paper):
+        for drawing in drawings:
+            yield first + character, np.where(drawing, 0, 255).astype(np.uint8)
+
+
+def _pngs(source: Path) -> Iterator[tuple[int, np.ndarray]]:
+    """Every NNNN_DD.png of a zip or a folder, by number; ink is black on white there."""
+    from PIL import Image
+
+    with zipfile.ZipFile(source) if source.is_file() else nullcontext() as archive:
+        pngs = archive.namelist() if archive else map(Path.as_posix, source.rglob("*.png"))
+        found = [(match, name) for name in pngs if (match := DRAWING.search(name))]
+        if not found:
+            raise UserError(f"{source}: holds no drawings named like 0709_01.png")
+        for match, name in sorted(found, key=lambda pair: pair[0].groups()):
+            raw = archive.read(name) if archive else Path(name).read_bytes()
+            with Image.open(BytesIO(raw)) as picture:
+                yield int(match[1]) - 1, 255 - np.asarray(picture.convert("L"))

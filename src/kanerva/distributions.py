@@ -1,0 +1,58 @@
+"""Diagonal normals over latents, with densities and divergences in nats per image."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from kanerva.shapes import PerImage
+
+Latent = Float[Tensor, "B T *event"]
+_LOG_STD_RANGE = (-7.0, 4.0)  # ours: keeps a KL finite when a network runs away
+
+
+@dataclass(frozen=True)
+class DiagonalNormal:
+    """N(mean, diag std^2); every dimension after (B, T) is one event.
+
+    Parameters are held in float32 whatever the precision of the network that made them, so that
+    densities and divergences are too.
+    """
+
+    mean: Latent
+    log_std: Latent
+
+    @classmethod
+    def from_network(cls, output: Float[Tensor, "B T two_l"]) -> "DiagonalNormal":
+        """Split a network's last layer into mean and log standard deviation."""
+        mean, log_std = output.float().chunk(2, dim=-1)
+        return cls(mean, log_std.clamp(*_LOG_STD_RANGE))
+
+    @classmethod
+    def standard_like(cls, latent: Latent) -> "DiagonalNormal":
+        """N(0, 1), the key prior p(Y) (§3.4)."""
+        zeros = torch.zeros_like(latent, dtype=torch.float32)
+        return cls(zeros, zeros)
+
+    @property
+    def std(self) -> Latent:
+        return self.log_std.exp()
+
+    def sample(self, generator: torch.Generator | None = None) -> Latent:
+        """mean + std * noise. The paper prints sigma^2 * noise (§3.3); a normal scales by sigma."""
+        noise = torch.randn(self.mean.shape, generator=generator, device=self.mean.device)
+        return self.mean + self.std * noise
+
+    def log_prob(self, value: Latent) -> PerImage:
+        """Log-density, summed over the event."""
+        z = (value.float() - self.mean) * (-self.log_std).exp()
+        return (-0.5 * (z.square() + math.log(2 * math.pi)) - self.log_std).flatten(2).sum(-1)
+
+    def kl(self, other: "DiagonalNormal") -> PerImage:
+        """KL[self || other] in closed form, summed over the event."""
+        log_ratio = self.log_std - other.log_std
+        shift = (self.mean - other.mean) * (-other.log_std).exp()
+        kl = 0.5 * ((2 * log_ratio).exp() + shift.square() - 1) - log_ratio
+        return kl.flatten(2).sum(-1)

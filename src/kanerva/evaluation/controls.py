@@ -1,0 +1,71 @@
+"""Controls: the same bound given another memory. Each is valid; a large gap says M is used."""
+
+import math
+
+import torch
+
+from kanerva.data.episodes import FixedEpisodes
+from kanerva.evaluation.bound import Chunk, Score, score
+from kanerva.memory.heap import Memory
+from kanerva.models.base import ElboTerms, MemoryModel
+
+IMAGES = 1024  # scored by each control unless asked for more
+
+
+def zeroed(model: MemoryModel, episodes: FixedEpisodes, limit: int) -> Score:
+    """A memory of zeros."""
+
+    def terms_of(chunk: Chunk) -> ElboTerms:
+        memory = model.write(chunk.batch.images)
+        empty = Memory(torch.zeros_like(memory.map))
+        return model.elbo(chunk.batch.images, empty, generator=chunk.generator)
+
+    return score(episodes, terms_of, limit=limit, title="zeroed")
+
+
+def other_episode(episodes: FixedEpisodes, episode: int) -> int | None:
+    """The next episode that shares no image with this one (the wrapped last one may share)."""
+    mine = set(episodes.indices[episode].tolist())
+    for step in range(1, len(episodes)):
+        candidate = (episode + step) % len(episodes)
+        if mine.isdisjoint(episodes.indices[candidate].tolist()):
+            return candidate
+    return None
+
+
+def other(model: MemoryModel, episodes: FixedEpisodes, limit: int) -> Score | None:
+    """The next episode's memory; None where no other episode is free of shared images."""
+    partners = [other_episode(episodes, e) for e in range(min(limit, len(episodes)))]
+    if None in partners:
+        return None
+
+    def terms_of(chunk: Chunk) -> ElboTerms:
+        count = len(chunk.batch.images)
+        numbers = [p for p in partners[chunk.start : chunk.start + count] if p is not None]
+        images = torch.cat([episodes.batch(n, n + 1).images for n in numbers])
+        return model.elbo(chunk.batch.images, model.write(images), generator=chunk.generator)
+
+    return score(episodes, terms_of, limit=limit, title="other")
+
+
+def left_out(model: MemoryModel, episodes: FixedEpisodes, limit: int) -> Score | None:
+    """Each image under the memory of the rest of its episode; None for episodes of one."""
+    if episodes.episode_length < 2:
+        return None
+
+    def terms_of(chunk: Chunk) -> ElboTerms:
+        return model.left_out(chunk.batch.images, generator=chunk.generator)
+
+    return score(episodes, terms_of, limit=limit, title="left out")
+
+
+def controls(
+    model: MemoryModel, episodes: FixedEpisodes, images: int = IMAGES
+) -> dict[str, Score | None]:
+    """All three, on the first episodes that hold `images` images."""
+    limit = min(math.ceil(images / episodes.episode_length), len(episodes))
+    return {
+        "left_out": left_out(model, episodes, limit),
+        "other": other(model, episodes, limit),
+        "zeroed": zeroed(model, episodes, limit),
+    }

@@ -1,0 +1,1 @@
+"""Small layers the networks are made of; one idea per file."""

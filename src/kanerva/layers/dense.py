@@ -1,0 +1,15 @@
+"""Deep linear dense nets with spectral normalisation (App. E)."""
+
+from torch import nn
+from torch.nn.utils.parametrizations import spectral_norm
+
+
+def deep_linear(inputs: int, hidden: int, outputs: int, layers: int) -> nn.Sequential:
+    """`layers` linear maps with nothing between them, each of spectral norm one.
+
+    A product of linear maps is linear, but trains differently from one: the paper's choice for
+    "all dense models such as our key network".
+    """
+    sizes = [inputs, *[hidden] * (layers - 1), outputs]
+    pairs = zip(sizes[:-1], sizes[1:], strict=True)
+    return nn.Sequential(*[spectral_norm(nn.Linear(a, b)) for a, b in pairs])

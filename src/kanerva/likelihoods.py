@@ -1,0 +1,192 @@
+"""p(X | decoder output), in nats per image: Bernoulli and discretized mixture of logistics (§4).
+
+Images are floats on [0, 1]: exactly 0 or 1 for Bernoulli, k/255 for the mixture. Log-densities are
+computed in float32 whatever the precision of the decoder.
+"""
+
+from abc import ABC, abstractmethod
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from kanerva.config import LikelihoodConfig
+from kanerva.errors import UserError
+from kanerva.shapes import DecoderOutput, Episode, PerImage
+
+
+class Likelihood(ABC):
+    """What a decoder's output means for pixels."""
+
+    @abstractmethod
+    def outputs(self, channels: int) -> int:
+        """Numbers the decoder gives for each pixel."""
+
+    @abstractmethod
+    def check(self, images: Episode) -> None:
+        """Refuse pixels this is no likelihood of: their score would be no bound."""
+
+    @abstractmethod
+    def log_prob(self, output: DecoderOutput, images: Episode) -> PerImage: ...
+
+    @abstractmethod
+    def mean(self, output: DecoderOutput) -> Episode:
+        """Expected pixels, for pictures and for iterative reading."""
+
+    @abstractmethod
+    def sample(
+        self, output: DecoderOutput, generator: torch.Generator | None = None
+    ) -> Episode: ...
+
+
+class Bernoulli(Likelihood):
+    """One logit for each binary pixel."""
+
+    def outputs(self, channels: int) -> int:
+        return channels
+
+    def check(self, images: Episode) -> None:
+        bad = images[~((images == 0) | (images == 1))]
+        if len(bad):
+            raise UserError(
+                f"a Bernoulli likelihood scores pixels that are 0 or 1, got {bad[0].item()}; "
+                "binarize grey ones first (kanerva.data.binarize)"
+            )
+
+    def log_prob(self, output: DecoderOutput, images: Episode) -> PerImage:
+        nll = F.binary_cross_entropy_with_logits(output.float(), images.float(), reduction="none")
+        return -nll.flatten(2).sum(-1)
+
+    def mean(self, output: DecoderOutput) -> Episode:
+        return output.float().sigmoid()
+
+    def sample(self, output: DecoderOutput, generator: torch.Generator | None = None) -> Episode:
+        return torch.bernoulli(self.mean(output), generator=generator)
+
+
+Components = Float[Tensor, "B T C M H W"]
+
+
+class LogisticMixture(Likelihood):
+    """Discretized mixture of logistics over 256 levels (Salimans et al. 2017).
+
+    Grey pixels have weight, mean and scale for each component. In colour a component's green mean
+    moves with the red pixel and its blue mean with both, so a mixture is over whole RGB triples.
+    Everything happens on [-1, 1]; the first and last bin reach to infinity, so the 256 values sum
+    to one.
+    """
+
+    def __init__(self, components: int) -> None:
+        self.components = components
+
+    def outputs(self, channels: int) -> int:
+        return self.components * (3 if channels == 1 else 10)
+
+    def check(self, images: Episode) -> None:
+        levels = images * 255
+        good = (images >= 0) & (images <= 1) & ((levels - levels.round()).abs() <= 1e-2)
+        if not good.all():
+            raise UserError(
+                "a discretized mixture of logistics scores 8-bit pixels: floats k/255 on [0, 1], "
+                f"got {images[~good][0].item()}"
+            )
+
+    def _split(
+        self, output: DecoderOutput, channels: int
+    ) -> tuple[Float[Tensor, "B T M H W"], Components, Components, Float[Tensor, "B T 3 M H W"]]:
+        """Mixture logits, means, log scales and colour coefficients (zero of them for grey)."""
+        rest = output.float().unflatten(2, (-1, self.components))  # (B, T, 3 or 10, M, H, W)
+        logits, rest = rest[:, :, 0], rest[:, :, 1:]
+        means, log_scales = rest[:, :, :channels], rest[:, :, channels : 2 * channels]
+        coefficients = rest[:, :, 2 * channels :].tanh()
+        if channels == 1:
+            coefficients = means.new_zeros(means.shape).expand(-1, -1, 3, -1, -1, -1)
+        return logits, means, log_scales.clamp(min=-7.0), coefficients
+
+    @staticmethod
+    def _channels(output: DecoderOutput, components: int) -> int:
+        return 1 if output.shape[2] == 3 * components else 3
+
+    @staticmethod
+    def _conditional_means(
+        means: Components, coefficients: Float[Tensor, "B T 3 M H W"], levels: Components
+    ) -> Components:
+        """Each channel's mean given the channels before it."""
+        if means.shape[2] == 1:
+            return means
+        red, green, blue = means.unbind(2)
+        r, g, _ = levels.unbind(2)
+        a, b, c = coefficients.unbind(2)
+        return torch.stack([red, green + a * r, blue + b * r + c * g], dim=2)
+
+    def log_prob(self, output: DecoderOutput, images: Episode) -> PerImage:
+        channels = images.shape[2]
+        logits, means, log_scales, coefficients = self._split(output, channels)
+        levels = (2 * images.float() - 1).unsqueeze(3)  # (B, T, C, 1, H, W)
+        means = self._conditional_means(
+            means, coefficients, levels.expand(-1, -1, -1, self.components, -1, -1)
+        )
+        inverse = (-log_scales).exp()
+        upper = (levels - means + 1 / 255) * inverse
+        lower = (levels - means - 1 / 255) * inverse
+        # ln(s(upper) - s(lower)) = ln s(upper) + ln s(-lower) + ln(1 - e^(lower - upper)): exact,
+        # and finite however far in the tails, where the plain difference underflows.
+        inside = F.logsigmoid(upper) + F.logsigmoid(-lower)
+        inside = inside + (-torch.expm1(-2 / 255 * inverse)).log()
+        first, last = levels < -1 + 0.5 / 255, levels > 1 - 0.5 / 255
+        log_bin = torch.where(first, F.logsigmoid(upper), inside)
+        log_bin = torch.where(last, F.logsigmoid(-lower), log_bin)
+        pixel = torch.logsumexp(logits.log_softmax(2) + log_bin.sum(2), dim=2)
+        return pixel.flatten(2).sum(-1)
+
+    def mean(self, output: DecoderOutput) -> Episode:
+        """Mixture-weighted locations, each channel given the locations before it.
+
+        A picture of what is expected, not the exact mean: near black and white a wide component's
+        clipped draws average further inside than its location.
+        """
+        logits, means, _, coefficients = self._split(
+            output, self._channels(output, self.components)
+        )
+        if means.shape[2] == 3:
+            red = means[:, :, 0].clamp(-1, 1)
+            green = (means[:, :, 1] + coefficients[:, :, 0] * red).clamp(-1, 1)
+            blue = means[:, :, 2] + coefficients[:, :, 1] * red + coefficients[:, :, 2] * green
+            means = torch.stack([red, green, blue], dim=2)
+        expected = (logits.softmax(2).unsqueeze(2) * means.clamp(-1, 1)).sum(3)
+        return ((expected + 1) / 2).clamp(0, 1)
+
+    def sample(self, output: DecoderOutput, generator: torch.Generator | None = None) -> Episode:
+        """Draw a component for each pixel, then its channels in turn, rounded to 256 levels."""
+        logits, means, log_scales, coefficients = self._split(
+            output, self._channels(output, self.components)
+        )
+        flat = logits.movedim(2, -1)
+        chosen = torch.multinomial(flat.softmax(-1).flatten(0, -2), 1, generator=generator)
+        chosen = chosen.view(*flat.shape[:-1])[:, :, None, None]  # (B, T, 1, 1, H, W)
+
+        def pick(parameters: Tensor) -> Tensor:
+            index = chosen.expand(-1, -1, parameters.shape[2], -1, -1, -1)
+            return parameters.gather(3, index).squeeze(3)
+
+        means, log_scales, coefficients = pick(means), pick(log_scales), pick(coefficients)
+        uniform = torch.rand(means.shape, generator=generator, device=means.device)
+        noise = log_scales.exp() * torch.logit(uniform, eps=1e-5)
+        drawn: list[Tensor] = []
+        for channel in range(means.shape[2]):
+            mean = means[:, :, channel]
+            if channel == 1:
+                mean = mean + coefficients[:, :, 0] * drawn[0]
+            if channel == 2:
+                mean = mean + coefficients[:, :, 1] * drawn[0] + coefficients[:, :, 2] * drawn[1]
+            level = (mean + noise[:, :, channel]).clamp(-1, 1)
+            drawn.append(((level + 1) * 127.5).round() / 127.5 - 1)
+        return (torch.stack(drawn, dim=2) + 1) / 2
+
+
+def make_likelihood(config: LikelihoodConfig) -> Likelihood:
+    """The likelihood a config names."""
+    if config.kind == "bernoulli":
+        return Bernoulli()
+    return LogisticMixture(config.components)

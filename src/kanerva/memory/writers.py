@@ -1,0 +1,39 @@
+"""f_mem: from an episode's embedding to its memory (§3.3, App. E)."""
+
+from math import ceil
+
+from torch import nn
+
+from kanerva.config import MemoryConfig
+from kanerva.shapes import Embedding, MemoryMap
+
+_SMALLEST = 4  # ours: side of the writer's first feature maps
+
+
+class PooledWriter(nn.Module):
+    """M = f_mem(mean_t E): pool the episode, then a deep linear conv-transpose stack.
+
+    256 maps at 4x4, halved per layer while the side doubles, up to the memory's size. App. E calls
+    the stack "deep linear" while §3.3 says it transforms "non-linearly"; we follow the appendix.
+    """
+
+    def __init__(self, config: MemoryConfig, embedding: int) -> None:
+        super().__init__()
+        self.size = config.size
+        doublings = 0
+        while _SMALLEST * 2**doublings < config.size:
+            doublings += 1
+        self.start = ceil(config.size / 2**doublings)
+        self.project = nn.Linear(embedding, config.base * self.start**2)
+        maps, layers = config.base, []
+        for layer in range(doublings):
+            outputs = config.channels if layer == doublings - 1 else max(maps // 2, 1)
+            layers.append(nn.ConvTranspose2d(maps, outputs, 4, stride=2, padding=1))
+            maps = outputs
+        if doublings == 0:
+            layers.append(nn.Conv2d(maps, config.channels, 3, padding=1))
+        self.stack = nn.Sequential(*layers)
+
+    def forward(self, embedding: Embedding) -> MemoryMap:
+        maps = self.project(embedding.mean(dim=1)).unflatten(-1, (-1, self.start, self.start))
+        return self.stack(maps)[..., : self.size, : self.size]

@@ -1,0 +1,47 @@
+"""The models by name, and how to load one."""
+
+from pathlib import Path
+
+import torch
+
+from kanerva.config import ModelConfig
+from kanerva.errors import UserError
+from kanerva.models.base import (
+    CONFIG,
+    ElboTerms,
+    JointDensity,
+    MemoryModel,
+    hub_file,
+    read_config,
+)
+from kanerva.models.kanerva_plus_plus import KanervaPlusPlus
+
+MODELS: dict[str, type[MemoryModel]] = {"kpp-paper": KanervaPlusPlus}
+
+__all__ = ["MODELS", "ElboTerms", "JointDensity", "KanervaPlusPlus", "MemoryModel", "build", "load"]
+
+
+def build(config: ModelConfig) -> MemoryModel:
+    """A fresh model of the class its config names."""
+    return MODELS[config.model](config)
+
+
+def checkpoint_folder(run: Path) -> Path:
+    """A run folder's best checkpoint, else its last; a checkpoint folder is itself."""
+    for folder in (run, run / "checkpoints" / "best", run / "checkpoints" / "last"):
+        if (folder / CONFIG).is_file():
+            return folder
+    raise UserError(f"no checkpoint in {run}: train with `kanerva train --run {run}`")
+
+
+def load(name: str | Path, *, device: str | torch.device = "cpu") -> MemoryModel:
+    """A trained model from a run folder, a checkpoint folder or a Hub id, ready to evaluate."""
+    path = Path(name)
+    if path.exists() or len(path.parts) != 2:  # a Hub id is owner/name
+        if not path.is_dir():
+            raise UserError(f"no run folder at {path}")
+        folder = checkpoint_folder(path)
+        model = MODELS[read_config(folder / CONFIG).model]
+        return model.from_pretrained(folder, map_location=device)
+    config = read_config(hub_file(str(name), CONFIG))
+    return MODELS[config.model].from_pretrained(str(name), map_location=device)

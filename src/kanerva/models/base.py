@@ -1,0 +1,286 @@
+"""What every model offers: write, read, recall, generate, elbo; weights saved as plain files."""
+
+import json
+import os
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from huggingface_hub import PyTorchModelHubMixin, hf_hub_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from jaxtyping import Float, Shaped
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from kanerva.config import ModelConfig, from_dict, to_dict
+from kanerva.errors import UserError
+from kanerva.memory.heap import Memory
+from kanerva.shapes import Episode, PerImage
+
+WEIGHTS, CONFIG = "model.safetensors", "config.json"
+
+
+@dataclass(frozen=True)
+class ElboTerms:
+    """The three terms of L_T (Eq. 4) in nats for each image of each episode."""
+
+    log_likelihood: PerImage  # ln p(x|z, M, y)
+    readout_kl: PerImage  # KL[q(z|.) || p(z|M, y)]
+    key_kl: PerImage  # KL[q(y|.) || p(y)], all K heads
+
+    @property
+    def elbo(self) -> PerImage:
+        """Higher is better: a lower bound on ln p(x|M)."""
+        return self.log_likelihood - self.readout_kl - self.key_kl
+
+    @property
+    def nll_nats(self) -> PerImage:
+        """Lower is better: an upper bound on -ln p(x|M)."""
+        return -self.elbo
+
+    @property
+    def loss(self) -> Float[Tensor, ""]:
+        """What training minimises: the mean of `nll_nats`."""
+        return self.nll_nats.mean()
+
+    def __getitem__(self, episode: int) -> "ElboTerms":
+        """One episode's terms out of a batch."""
+        return ElboTerms(
+            self.log_likelihood[episode], self.readout_kl[episode], self.key_kl[episode]
+        )
+
+
+@dataclass(frozen=True)
+class JointDensity:
+    """ln p(x, z, y | M), piece by piece, for each image: what the generative side alone says."""
+
+    log_likelihood: PerImage
+    readout_log_prior: PerImage
+    key_log_prior: PerImage
+
+    @property
+    def total(self) -> PerImage:
+        return self.log_likelihood + self.readout_log_prior + self.key_log_prior
+
+
+Images = Shaped[Tensor, "*B T C H W"]
+M = TypeVar("M", bound="MemoryModel")
+
+
+CARD = """---
+{{ card_data }}
+---
+
+A generative memory model, written with the Python package `kanerva`.
+
+    import kanerva
+    model = kanerva.load("OWNER/NAME")          # this repository's id, or a folder with its files
+    memory = model.write(images)                # (T, C, H, W) on [0, 1]
+    recalled = model.recall(memory, images)
+
+`config.json` holds its sizes. Say here what it was trained on, and quote the record of
+`kanerva evaluate` with its protocol.
+"""
+
+
+class MemoryModel(
+    nn.Module,
+    PyTorchModelHubMixin,
+    ABC,
+    library_name="kanerva",
+    tags=["memory"],
+    model_card_template=CARD,
+):
+    """A generative model with an episodic memory.
+
+    Images are floats on [0, 1] (or uint8, which are divided by 255): one episode (T, C, H, W) or a
+    batch of them (B, T, C, H, W). What comes back has the batch dimension that went in.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+
+    @abstractmethod
+    def write(self, images: Images) -> Memory: ...
+
+    @abstractmethod
+    def recall(
+        self,
+        memory: Memory,
+        cue: Images,
+        *,
+        steps: int = 10,
+        sample: bool = False,
+        generator: torch.Generator | None = None,
+    ) -> Float[Tensor, "S *B T C H W"]: ...
+
+    @abstractmethod
+    def generate(
+        self,
+        memory: Memory,
+        num_samples: int,
+        *,
+        near: tuple[Float[Tensor, "K 3"], float] | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Float[Tensor, "*B T C H W"]: ...
+
+    @abstractmethod
+    def elbo(
+        self,
+        images: Images,
+        memory: Memory | None = None,
+        *,
+        sample: bool = True,
+        generator: torch.Generator | None = None,
+    ) -> ElboTerms: ...
+
+    @abstractmethod
+    def log_weights(
+        self, images: Images, samples: int, *, generator: torch.Generator | None = None
+    ) -> Float[Tensor, "samples *B T"]: ...
+
+    @abstractmethod
+    def left_out(
+        self, images: Images, *, generator: torch.Generator | None = None
+    ) -> ElboTerms: ...
+
+    def forward(self, episode: Episode) -> dict[str, PerImage]:
+        """The training objective: `ElboTerms` by name, because the wrappers that spread a module
+        over devices look for tensors in plain containers only."""
+        return vars(self.elbo(episode))
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
+
+    def as_episodes(self, images: Images) -> Episode:
+        """Check what a user passed and give it a batch dimension."""
+        if images.ndim not in (4, 5) or tuple(images.shape[-3:]) != self.config.image:
+            raise UserError(
+                f"expected images (T, C, H, W) or (B, T, C, H, W) with (C, H, W) = "
+                f"{self.config.image}, got {tuple(images.shape)}"
+            )
+        if images.shape[-4] == 0:
+            raise UserError("an episode needs at least one image, got none")
+        if images.dtype == torch.uint8:
+            images = images / 255
+        if not images.is_floating_point():
+            raise UserError(f"expected float images on [0, 1] or uint8, got {images.dtype}")
+        images = images.float()
+        return images if images.ndim == 5 else images[None]
+
+    def as_maps(self, memory: Memory, images: Images | None = None) -> Float[Tensor, "B Cm Hm Wm"]:
+        """Check that a memory fits this model (and the images it is used with)."""
+        side = self.config.memory.size
+        expected = (self.config.memory.channels, side, side)
+        if tuple(memory.map.shape[-3:]) != expected:
+            raise UserError(
+                f"this model's memories are {expected}, got {tuple(memory.map.shape[-3:])}"
+            )
+        if images is not None:
+            mine = memory.map.shape[0] if memory.is_batch else None
+            theirs = images.shape[0] if images.ndim == 5 else None
+            if mine != theirs:
+                raise UserError(
+                    f"memory of {mine or 'one'} episode(s) used with images {tuple(images.shape)}: "
+                    "both must be one episode, or batches of the same size"
+                )
+        return memory.map if memory.is_batch else memory.map[None]
+
+    # Weights are two files, model.safetensors and config.json, here and on the Hub;
+    # `save_pretrained` adds a card.
+
+    def _save_pretrained(self, save_directory: Path) -> None:
+        save_weights(self, self.state_dict(), save_directory)
+
+    @classmethod
+    def from_pretrained(  # pyright: ignore[reportIncompatibleMethodOverride]
+        cls: type[M],
+        pretrained_model_name_or_path: str | Path,
+        *,
+        force_download: bool = False,
+        token: str | bool | None = None,
+        cache_dir: str | Path | None = None,
+        local_files_only: bool = False,
+        revision: str | None = None,
+        map_location: str | torch.device = "cpu",
+    ) -> M:
+        """Load from a folder or a Hub id; the model comes in evaluation mode."""
+        name = str(pretrained_model_name_or_path)
+        if os.path.isdir(name):
+            files = {file: Path(name) / file for file in (CONFIG, WEIGHTS)}
+        else:
+            files = {
+                file: hub_file(
+                    name,
+                    file,
+                    force_download=force_download,
+                    token=token,
+                    cache_dir=cache_dir,
+                    local_files_only=local_files_only,
+                    revision=revision,
+                )
+                for file in (CONFIG, WEIGHTS)
+            }
+        model = cls(read_config(files[CONFIG]))
+        load_weights(model, files[WEIGHTS])
+        return model.to(map_location).eval()
+
+
+def hub_file(name: str, file: str, **options: object) -> Path:
+    """One file of a Hub repository."""
+    try:
+        return Path(hf_hub_download(name, file, **options))  # pyright: ignore
+    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        first = str(error).strip().splitlines()[0]
+        raise UserError(
+            f"{name!r} is neither a run folder nor reachable as a Hub id: {first}"
+        ) from error
+
+
+def save_weights(model: MemoryModel, state: dict[str, Tensor], folder: Path) -> None:
+    """Write `model.safetensors` and `config.json` into a folder."""
+    tensors = {name: value.detach().cpu().contiguous() for name, value in state.items()}
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    (folder / CONFIG).write_text(json.dumps(to_dict(model.config), indent=2) + "\n")
+
+
+def read_config(path: Path) -> ModelConfig:
+    """The `ModelConfig` a checkpoint was made with."""
+    if not path.is_file():
+        raise UserError(f"no checkpoint here: {path} is missing")
+    try:
+        data = json.loads(path.read_text())
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is damaged: {error}") from error
+    return from_dict(ModelConfig, data, where=str(path))
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """All tensors of a safetensors file."""
+    if not path.is_file():
+        raise UserError(f"no checkpoint here: {path} is missing")
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{path} is damaged: {error}") from error
+
+
+def load_weights(model: nn.Module, path: Path) -> None:
+    """Fill a model from `model.safetensors`; names and shapes must match exactly."""
+    state = read_tensors(path)
+    expected = model.state_dict()
+    for name in expected.keys() ^ state.keys():
+        side = "lacks" if name in expected else "has an unknown tensor"
+        raise UserError(f"{path} does not fit its config.json: it {side} {name}")
+    for name, value in state.items():
+        if value.shape != expected[name].shape:
+            raise UserError(
+                f"{path} does not fit its config.json: {name} is {tuple(value.shape)}, "
+                f"not {tuple(expected[name].shape)}"
+            )
+    model.load_state_dict(state)

@@ -1,0 +1,218 @@
+"""Kanerva++ (Ramapuram, Wu, Kalousis 2021), section 3 of the paper as code.
+
+A memory's life in four calls:
+
+    memory = model.write(images)                # an episode becomes one small map
+    steps = model.recall(memory, noisy)         # read it back, again and again
+    samples = model.generate(memory, 64)        # look where keys from the prior point
+    terms = model.elbo(images)                  # how well the memory explains the episode, in nats
+
+The generative side is p(y) = N(0, 1), p(z | M, y) from the blocks of M that y points at, and
+p(x | z). It sees an episode through M only: no embedding, index or batch statistic passes by.
+"""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from kanerva.config import ModelConfig
+from kanerva.decoder import Decoder
+from kanerva.distributions import DiagonalNormal
+from kanerva.encoder import EpisodeEncoder
+from kanerva.errors import UserError
+from kanerva.likelihoods import make_likelihood
+from kanerva.memory.blocks import read_blocks
+from kanerva.memory.heap import Memory
+from kanerva.memory.keys import KeyNetwork, window
+from kanerva.memory.writers import PooledWriter
+from kanerva.models.base import ElboTerms, Images, JointDensity, MemoryModel
+from kanerva.readout import ReadoutPosterior, ReadoutPrior
+from kanerva.shapes import Embedding, Episode, Keys, MemoryMap, Readout
+
+
+class KanervaPlusPlus(MemoryModel):
+    """The paper's model, `kpp-paper`: pooled writer, Gaussian keys, vector readout."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        channels, height, width = config.image
+        self.likelihood = make_likelihood(config.likelihood)
+        self.encoder = EpisodeEncoder(config.encoder, channels)
+        embedding = self.encoder.features
+        self.writer = PooledWriter(config.memory, embedding)
+        self.key_posterior = KeyNetwork(config.keys, embedding, config.memory.reads)
+        self.readout_posterior = ReadoutPosterior(config.readout, embedding)
+        self.readout_prior = ReadoutPrior(config.readout, config.memory)
+        outputs = self.likelihood.outputs(channels)
+        self.decoder = Decoder(config.decoder, config.readout.size, outputs, height, width)
+
+    # Write (§3.3, Fig. 2)
+
+    def write(self, images: Images) -> Memory:
+        """Embed the episode, pool it, write M = f_mem(f_enc(X)): one deterministic pass."""
+        maps = self.writer(self.encoder(self.as_episodes(images)))
+        return Memory(maps if images.ndim == 5 else maps[0])
+
+    # Generate (§3.4, Fig. 3)
+
+    @torch.no_grad()
+    def generate(
+        self,
+        memory: Memory,
+        num_samples: int,
+        *,
+        near: tuple[Float[Tensor, "K 3"], float] | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Float[Tensor, "*B T C H W"]:
+        """Draw keys from their prior, read, draw a readout, decode its expected pixels.
+
+        `near=(key, spread)` draws keys around one instead: y + spread * noise (§4.2).
+        """
+        maps, reads = self.as_maps(memory), self.config.memory.reads
+        if num_samples < 0:
+            raise UserError(f"num_samples must not be negative, got {num_samples}")
+        keys = torch.randn(
+            (len(maps), num_samples, reads, 3), generator=generator, device=maps.device
+        )
+        if near is not None:
+            key, spread = near
+            if key.shape != (reads, 3):
+                raise UserError(f"a key here is {(reads, 3)}, got {tuple(key.shape)}")
+            keys = key.to(maps.device) + spread * keys
+        readout = self.read_maps(maps, keys).sample(generator)
+        images = self.likelihood.mean(self.decoder(readout))
+        return images if memory.is_batch else images[0]
+
+    # Read, and iterative read (§3.5, Fig. 4)
+
+    def read(self, memory: Memory, keys: Float[Tensor, "*B T K 3"]) -> DiagonalNormal:
+        """The learned prior p(Z | M-hat, Y), (B, T, L); B = 1 for one episode."""
+        maps, keys = self.as_maps(memory), keys if keys.ndim == 4 else keys[None]
+        if keys.shape[0] != len(maps) or keys.shape[2] != self.config.memory.reads:
+            raise UserError(f"keys {tuple(keys.shape)} do not fit memory {tuple(maps.shape)}")
+        return self.read_maps(maps, keys)
+
+    @torch.no_grad()
+    def recall(
+        self,
+        memory: Memory,
+        cue: Images,
+        *,
+        steps: int = 10,
+        sample: bool = False,
+        generator: torch.Generator | None = None,
+    ) -> Float[Tensor, "S *B T C H W"]:
+        """Hold M; infer a key from the last picture, read there, decode, again: every step.
+
+        Eq. 6 draws Y* ~ q(Y | X-hat); by default we take the mean of each distribution, so that
+        recalling is a function of memory and cue. `sample=True` draws keys as printed.
+        """
+        if steps < 1:
+            raise UserError(f"steps must be at least 1, got {steps}")
+        maps, picture = self.as_maps(memory, cue), self.as_episodes(cue)
+        pictures = []
+        for _ in range(steps):
+            posterior = self.key_posterior(self.encoder(picture))
+            keys = posterior.sample(generator) if sample else posterior.mean
+            readout = self.read_maps(maps, keys).mean
+            picture = self.likelihood.mean(self.decoder(readout))
+            pictures.append(picture if memory.is_batch else picture[0])
+        return torch.stack(pictures)
+
+    # The bound (§3.2)
+
+    def elbo(
+        self,
+        images: Images,
+        memory: Memory | None = None,
+        *,
+        sample: bool = True,
+        generator: torch.Generator | None = None,
+    ) -> ElboTerms:
+        """The three terms of L_T (Eq. 4), given the episode's own memory or another.
+
+        One sample of each latent; `sample=False` takes posterior means instead (not a bound).
+        """
+        episode = self.as_pixels(images)
+        embedding = self.encoder(episode)
+        maps = self.writer(embedding) if memory is None else self.as_maps(memory, images)
+        terms = self.terms(episode, embedding, maps, sample=sample, generator=generator)
+        return terms if images.ndim == 5 else terms[0]
+
+    def terms(
+        self,
+        episode: Episode,
+        embedding: Embedding,
+        maps: MemoryMap,
+        *,
+        sample: bool = True,
+        generator: torch.Generator | None = None,
+    ) -> ElboTerms:
+        """L_T from its parts: q from the embedding, p from the memory."""
+        q_keys, q_readout = self.key_posterior(embedding), self.readout_posterior(embedding)
+        keys = q_keys.sample(generator) if sample else q_keys.mean
+        readout = q_readout.sample(generator) if sample else q_readout.mean
+        return ElboTerms(
+            log_likelihood=self.likelihood.log_prob(self.decoder(readout), episode),
+            readout_kl=q_readout.kl(self.read_maps(maps, keys)),
+            key_kl=q_keys.kl(DiagonalNormal.standard_like(keys)),
+        )
+
+    def joint(
+        self, episode: Episode, maps: MemoryMap, keys: Keys, readout: Readout
+    ) -> JointDensity:
+        """ln p(x, z, y | M): everything the generative side says, from M, y and z alone."""
+        return JointDensity(
+            log_likelihood=self.likelihood.log_prob(self.decoder(readout), episode),
+            readout_log_prior=self.read_maps(maps, keys).log_prob(readout),
+            key_log_prior=DiagonalNormal.standard_like(keys).log_prob(keys),
+        )
+
+    def log_weights(
+        self, images: Images, samples: int, *, generator: torch.Generator | None = None
+    ) -> Float[Tensor, "samples *B T"]:
+        """ln p(x, z, y | M) - ln q(z, y | X), draw by draw: their log-mean-exp is IWAE's bound."""
+        if samples < 1:
+            raise UserError(f"samples must be at least 1, got {samples}")
+        episode = self.as_pixels(images)
+        embedding = self.encoder(episode)
+        maps = self.writer(embedding)
+        q_keys, q_readout = self.key_posterior(embedding), self.readout_posterior(embedding)
+        draws = []
+        for _ in range(samples):
+            keys, readout = q_keys.sample(generator), q_readout.sample(generator)
+            joint = self.joint(episode, maps, keys, readout)
+            draws.append(joint.total - q_keys.log_prob(keys) - q_readout.log_prob(readout))
+        weights = torch.stack(draws)
+        return weights if images.ndim == 5 else weights[:, 0]
+
+    def left_out(self, images: Images, *, generator: torch.Generator | None = None) -> ElboTerms:
+        """Each image scored under a memory written from the rest of its episode (a control).
+
+        q may see anything, so it stays that of the whole episode; only M changes.
+        """
+        episode = self.as_pixels(images)
+        batch, length = episode.shape[:2]
+        if length < 2:
+            raise UserError(f"leaving one image out needs an episode of at least 2, got {length}")
+        rest = [[s for s in range(length) if s != t] for t in range(length)]
+        others = episode[:, torch.tensor(rest)].flatten(0, 1)  # (B T, T - 1, C, H, W)
+        maps = torch.cat([self.writer(self.encoder(part)) for part in others.split(length)])
+        alone = self.encoder(episode).flatten(0, 1)[:, None]  # (B T, 1, D)
+        terms = self.terms(episode.flatten(0, 1)[:, None], alone, maps, generator=generator)
+        shape = (batch, length) if images.ndim == 5 else (length,)
+        return ElboTerms(
+            terms.log_likelihood.view(shape), terms.readout_kl.view(shape), terms.key_kl.view(shape)
+        )
+
+    def as_pixels(self, images: Images) -> Episode:
+        """An episode that is to be scored: outside training, only pixels p is a density of."""
+        episode = self.as_episodes(images)
+        if not self.training:
+            self.likelihood.check(episode)
+        return episode
+
+    def read_maps(self, maps: MemoryMap, keys: Keys) -> DiagonalNormal:
+        """Cut K blocks for each key (Eq. 5) and turn them into the readout prior."""
+        traces = read_blocks(maps, window(keys), self.config.memory.block)
+        return self.readout_prior(traces)

@@ -1,0 +1,42 @@
+"""Grids of images as PNG, with the rows named."""
+
+import torch
+from jaxtyping import Float
+from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor
+
+_GAP, _PAPER, _INK = 2, (255, 255, 255), (40, 40, 40)
+Pictures = Float[Tensor, "_ C H W"]
+
+
+def tile(images: Pictures, columns: int, scale: int = 2) -> Image.Image:
+    """Images on [0, 1] in rows of `columns`, left to right, top to bottom, on white."""
+    pixels = (images.detach().float().cpu().clamp(0, 1) * 255).round().to(torch.uint8)
+    if pixels.shape[1] == 1:
+        pixels = pixels.expand(-1, 3, -1, -1)
+    count, _, height, width = pixels.shape
+    rows = -(-count // columns)
+    size = (columns * (width + _GAP) - _GAP, rows * (height + _GAP) - _GAP)
+    canvas = Image.new("RGB", size, _PAPER)
+    for index, image in enumerate(pixels):
+        row, column = divmod(index, columns)
+        picture = Image.fromarray(image.permute(1, 2, 0).numpy())
+        canvas.paste(picture, (column * (width + _GAP), row * (height + _GAP)))
+    return canvas.resize((size[0] * scale, size[1] * scale), Image.Resampling.NEAREST)
+
+
+def sheet(parts: list[tuple[str, Pictures]], columns: int, scale: int = 2) -> Image.Image:
+    """One tile for each (label, images), stacked, each label above its tile and never cut off."""
+    font = ImageFont.load_default(size=13)
+    tiles = [(label, tile(images, columns, scale)) for label, images in parts]
+    labels = [font.getbbox(label) for label, _ in tiles]
+    margin, line = 10, 20
+    width = max([t.width for _, t in tiles] + [int(box[2]) for box in labels]) + 2 * margin
+    height = sum(t.height + line + margin for _, t in tiles) + margin
+    canvas = Image.new("RGB", (width, height), _PAPER)
+    draw, top = ImageDraw.Draw(canvas), margin
+    for label, picture in tiles:
+        draw.text((margin, top), label, fill=_INK, font=font)
+        canvas.paste(picture, (margin, top + line))
+        top += picture.height + line + margin
+    return canvas

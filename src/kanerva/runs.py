@@ -1,0 +1,115 @@
+"""A run folder: its config, its data, and what it says while it trains."""
+
+import csv
+import io
+import os
+import sys
+import time
+from pathlib import Path
+
+import yaml
+from tqdm import tqdm
+
+from kanerva import data
+from kanerva.config import RunConfig, from_dict, to_dict
+from kanerva.errors import UserError
+
+COLUMNS = [
+    "step", "epoch", "split", "nll", "recon", "kl_z", "kl_y",
+    "lr", "grad_norm", "images_per_s", "skipped",
+]  # fmt: skip
+
+
+def load_split(config: RunConfig, split: str, root: Path | None) -> data.ImageSet:
+    """One split of a run's data, checked against the image size its model is built for."""
+    if config.data.set == "images":
+        if config.data.folder is None:
+            raise UserError("the images set needs --data.folder: a folder of image files")
+        channels, height, width = config.image
+        folder = Path(config.data.folder)
+        images = data.load("images", split, None, folder, (height, width), channels)
+    else:
+        images = data.load(config.data.set, split, root)
+    if images.image_shape != config.image:
+        raise UserError(
+            f"{config.data.set} images are {images.image_shape}, but the model is configured for "
+            f"image={config.image}"
+        )
+    if config.data.binarization == "none" and config.likelihood.kind == "bernoulli":
+        raise UserError("a Bernoulli likelihood needs data.binarization other than none")
+    return images
+
+
+# The run folder
+
+
+def read_run_config(run: Path) -> RunConfig:
+    """A run's `config.yaml`."""
+    path = run / "config.yaml"
+    if not path.is_file():
+        raise UserError(f"no run at {run}: {path} is missing")
+    return config_from_yaml(path)
+
+
+def config_from_yaml(path: Path) -> RunConfig:
+    return from_dict(RunConfig, read_yaml(path), where=str(path))
+
+
+def read_yaml(path: Path) -> object:
+    """A YAML file's content, or one line that says what is wrong with it."""
+    try:
+        return yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"{path} is not readable YAML: {reason}") from error
+
+
+def open_run(run: Path, config: RunConfig, resume: bool) -> None:
+    """Make the run folder, or check that it may be gone on with. Never overwrites a run."""
+    if run.exists() and not run.is_dir():
+        raise UserError(f"{run} is a file; a run needs a folder")
+    if run.is_dir() and any(run.iterdir()) and not resume:
+        raise UserError(f"{run} already holds a run; add --resume to go on, or name another --run")
+    try:
+        (run / "checkpoints").mkdir(parents=True, exist_ok=True)
+        (run / "samples").mkdir(exist_ok=True)
+        temporary = run / ".config.yaml.tmp"
+        temporary.write_text(yaml.safe_dump(to_dict(config), sort_keys=False))
+        os.replace(temporary, run / "config.yaml")
+    except OSError as error:
+        raise UserError(f"cannot write to run folder {run}: {error.strerror}") from error
+
+
+class Journal:
+    """What a run says: metrics.csv, log.txt, and a bar or, off a terminal, a line now and then."""
+
+    def __init__(self, run: Path, *, step: int, total: int, metrics_bytes: int) -> None:
+        self.metrics, self.log = run / "metrics.csv", run / "log.txt"
+        content = self.metrics.read_bytes()[:metrics_bytes] if step else b""
+        self.metrics.write_bytes(content or (",".join(COLUMNS) + "\n").encode())
+        self.bar = tqdm(total=total, initial=step, unit="step", disable=None)
+        self.spoken = 0.0
+
+    def row(self, split: str, step: int, epoch: float, **values: float) -> None:
+        """One line of metrics.csv."""
+        text = io.StringIO()
+        numbers = {k: f"{v:.6g}" for k, v in values.items()}
+        row = {"step": step, "epoch": f"{epoch:.4f}", "split": split} | numbers
+        csv.DictWriter(text, COLUMNS, lineterminator="\n").writerow(row)
+        with self.metrics.open("a") as file:
+            file.write(text.getvalue())
+
+    def say(self, text: str, every: float = 0.0) -> None:
+        """A line for log.txt and the terminal; at most one each `every` seconds."""
+        now = time.monotonic()
+        if every and now - self.spoken < every:
+            return
+        self.spoken = now
+        with self.log.open("a") as file:
+            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
+        if self.bar.disable:
+            print(text, file=sys.stderr, flush=True)
+        else:
+            self.bar.write(text, file=sys.stderr)

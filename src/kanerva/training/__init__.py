@@ -1,0 +1,1 @@
+"""Optimiser, schedule, checkpoints, one step and the loop around it."""

@@ -1,0 +1,173 @@
+"""Checkpoints that survive kill -9: written under another name, synced, renamed into place.
+
+A checkpoint is a folder: `model.safetensors` and `config.json`; a resumable one also has
+`optimizer.safetensors` and `state.json`. `state.json` holds the SHA-256 of its neighbours, so that
+a truncated or altered file is noticed before anything is trained on.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from kanerva.errors import UserError
+from kanerva.models.base import CONFIG, WEIGHTS, MemoryModel, read_tensors, save_weights
+
+OPTIMIZER, STATE = "optimizer.safetensors", "state.json"
+
+
+@dataclass
+class Progress:
+    """Where a run stands. Everything else about the next step follows from (seed, step)."""
+
+    step: int = 0
+    best_nll: float | None = None  # validation bound of the best checkpoint, nats per image
+    best_step: int = 0
+    skipped: int = 0  # steps left out because their numbers were not finite
+    metrics_bytes: int = 0  # length of metrics.csv; what lies beyond is from after the save
+    images_seen: int = 0
+    wall_s: float = 0.0
+
+
+def _old(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.old")
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _replace_folder(temporary: Path, folder: Path) -> None:
+    """Put a complete folder in place of another; `recover` finishes what a kill interrupts."""
+    for path in [*temporary.iterdir(), temporary]:
+        _sync(path)
+    shutil.rmtree(_old(folder), ignore_errors=True)
+    if folder.exists():
+        os.rename(folder, _old(folder))
+    os.rename(temporary, folder)
+    _sync(folder.parent)
+    shutil.rmtree(_old(folder), ignore_errors=True)
+
+
+def recover(folder: Path) -> None:
+    """After a kill between two renames the previous checkpoint still stands under its old name."""
+    if not folder.exists() and _old(folder).exists():
+        os.rename(_old(folder), folder)
+    shutil.rmtree(_old(folder), ignore_errors=True)
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Optimiser state by parameter number and name, as plain tensors."""
+    state = optimizer.state_dict()["state"]
+    return {
+        f"{index}.{name}": torch.as_tensor(value).detach().cpu().contiguous()
+        for index, entries in state.items()
+        for name, value in entries.items()
+    }
+
+
+def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+    """The inverse; groups and their options come from the config."""
+    state: dict[int, dict[str, Tensor]] = {}
+    for key, value in tensors.items():
+        index, name = key.split(".", 1)
+        state.setdefault(int(index), {})[name] = value
+    groups = optimizer.state_dict()["param_groups"]
+    optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+def save_best(folder: Path, model: MemoryModel) -> None:
+    """Weights and config only: what evaluation and users load."""
+    temporary = _fresh(folder)
+    save_weights(model, model.state_dict(), temporary)
+    _replace_folder(temporary, folder)
+
+
+def save_last(
+    folder: Path,
+    model: MemoryModel,
+    optimizer: torch.optim.Optimizer,
+    progress: Progress,
+    average: MemoryModel | None,
+    about: dict[str, Any],
+) -> None:
+    """Everything a run needs to go on as if it had never stopped."""
+    temporary = _fresh(folder)
+    save_weights(model, model.state_dict(), temporary)
+    tensors = {f"optimizer.{k}": v for k, v in optimizer_tensors(optimizer).items()}
+    if average is not None:
+        state = average.state_dict()
+        tensors |= {f"average.{k}": v.detach().cpu().contiguous() for k, v in state.items()}
+    save_file(tensors, temporary / OPTIMIZER)
+    digests = {name: _digest(temporary / name) for name in (WEIGHTS, CONFIG, OPTIMIZER)}
+    state = {"progress": asdict(progress), "sha256": digests, "about": about}
+    state["seal"] = _seal(state)
+    (temporary / STATE).write_text(json.dumps(state, indent=2) + "\n")
+    _replace_folder(temporary, folder)
+
+
+def _fresh(folder: Path) -> Path:
+    temporary = folder.with_name(f".{folder.name}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    return temporary
+
+
+def _seal(state: dict[str, Any]) -> str:
+    content = {key: value for key, value in state.items() if key != "seal"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def read_progress(folder: Path) -> Progress:
+    """Check a resumable checkpoint's files against `state.json` and say where it stands."""
+    path = folder / STATE
+    if not path.is_file():
+        raise UserError(f"nothing to resume: {path} is missing")
+    try:
+        state = json.loads(path.read_text())
+        intact = state["seal"] == _seal(state)
+        digests, progress = state["sha256"], state["progress"]
+    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+        raise UserError(f"{path} is damaged: {error}") from error
+    if not intact or set(progress) != {f.name for f in fields(Progress)}:
+        raise UserError(f"{path} was altered after it was saved")
+    for name, digest in digests.items():
+        if not (folder / name).is_file() or _digest(folder / name) != digest:
+            raise UserError(f"{folder / name} is truncated or was altered after it was saved")
+    return Progress(**progress)
+
+
+def restore(
+    folder: Path,
+    model: MemoryModel,
+    optimizer: torch.optim.Optimizer,
+    average: MemoryModel | None,
+) -> Progress:
+    """Load what `save_last` wrote into a model and optimiser built from the same config."""
+    progress = read_progress(folder)
+    model.load_state_dict(read_tensors(folder / WEIGHTS))
+    tensors = read_tensors(folder / OPTIMIZER)
+
+    def part(prefix: str) -> dict[str, Tensor]:
+        return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+
+    restore_optimizer(optimizer, part("optimizer."))
+    if average is not None:
+        average.load_state_dict(part("average."))
+    return progress

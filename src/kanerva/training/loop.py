@@ -1,0 +1,295 @@
+"""The training loop: run folder, steps, validation, checkpoints, and stopping well.
+
+Step s is a function of (seed, s) and the weights before it: its episodes, its pixels and its noise
+all come from streams named by step or epoch. So a run killed anywhere and resumed from its last
+checkpoint ends with the same weights as one that was never stopped (same machine and threads).
+"""
+
+import copy
+import math
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from lightning_fabric import Fabric
+from PIL import Image
+
+from kanerva.config import RunConfig
+from kanerva.data.episodes import FixedEpisodes, TrainingEpisodes
+from kanerva.errors import NumbersWentBad
+from kanerva.evaluation.bound import bound
+from kanerva.models import build
+from kanerva.models.base import Images, MemoryModel
+from kanerva.pictures import sheet
+from kanerva.provenance import commit, device_name, versions
+from kanerva.runs import Journal, load_split, open_run
+from kanerva.seeding import derive_seed, stream
+from kanerva.training.checkpoint import Progress, recover, restore, save_best, save_last
+from kanerva.training.optim import make_optimiser, update_average
+from kanerva.training.schedule import lr_factor, warmup_steps
+from kanerva.training.step import StepResult, train_step
+
+PATIENCE = 10  # steps in a row without finite numbers before a run gives up
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended."""
+
+    reason: str  # finished, minutes, SIGINT or SIGTERM
+    step: int
+    total: int
+    best_nll: float | None
+
+
+@contextmanager
+def stop_signals() -> Iterator[list[str]]:
+    """Collect Ctrl-C and SIGTERM instead of dying of them; a second Ctrl-C is obeyed at once."""
+    caught: list[str] = []
+
+    def handler(number: int, _: object) -> None:
+        if caught and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        caught.append(signal.Signals(number).name)
+
+    previous = {s: signal.signal(s, handler) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield caught
+    finally:
+        for number, old in previous.items():
+            signal.signal(number, old)
+
+
+def train(
+    config: RunConfig,
+    run: Path,
+    *,
+    resume: bool = False,
+    minutes: float | None = None,
+    data_root: Path | None = None,
+    accelerator: str = "auto",
+) -> Outcome:
+    """Train until the schedule ends, `minutes` pass or a signal comes; saves before it goes.
+
+    Everything that can be wrong with the input is found before anything is written.
+    """
+    deadline = None if minutes is None else time.monotonic() + 60 * minutes
+    train_set = load_split(config, "train", data_root)
+    validation_set = load_split(config, "validation", data_root)
+    fabric = Fabric(accelerator=accelerator, devices=1, precision=config.precision)
+    episodes = TrainingEpisodes(
+        train_set,
+        episode_length=config.episode_length,
+        batch=config.batch,
+        seed=config.seed,
+        binarization=config.data.binarization,
+        device=fabric.device,
+    )
+    validation = FixedEpisodes(
+        validation_set,
+        episode_length=config.episode_length,
+        binarization=config.data.binarization,
+        device=fabric.device,
+    )
+    trainer = Trainer(config, run, fabric, episodes, validation, resume)
+    with stop_signals() as caught:
+        return trainer.fit(caught, deadline)
+
+
+class Trainer:
+    """One run: holds what a step needs, and knows when to validate, save and stop."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        run: Path,
+        fabric: Fabric,
+        episodes: TrainingEpisodes,
+        validation: FixedEpisodes,
+        resume: bool,
+    ) -> None:
+        self.config, self.run, self.fabric = config, run, fabric
+        self.episodes, self.validation = episodes, validation
+        self.total = config.steps or config.epochs * episodes.steps_per_epoch
+        self.warmup = warmup_steps(config.optim.warmup_epochs, episodes.steps_per_epoch, self.total)
+        torch.manual_seed(derive_seed(config.seed, "weights"))
+        self.model = build(config.model_config()).to(fabric.device)
+        self.average = copy.deepcopy(self.model).eval() if config.optim.ema else None
+        optimizer = make_optimiser(config.optim, self.model)
+        self.progress = Progress()
+        last = run / "checkpoints" / "last"
+        if resume:
+            recover(last)
+            recover(run / "checkpoints" / "best")
+        if resume and last.exists():
+            self.progress = restore(last, self.model, optimizer, self.average)
+        open_run(run, config, resume)
+        self.wrapped, self.optimizer = fabric.setup(self.model, optimizer)
+        self.journal = Journal(
+            run,
+            step=self.progress.step,
+            total=self.total,
+            metrics_bytes=self.progress.metrics_bytes,
+        )
+        self.streak = 0  # steps in a row that were skipped
+        self.clock = time.monotonic()  # when `wall_s` was last brought up to date
+
+    @property
+    def judged(self) -> MemoryModel:
+        """The weights that are validated and shipped: the average where there is one."""
+        return self.model if self.average is None else self.average
+
+    def fit(self, caught: list[str], deadline: float | None) -> Outcome:
+        """Go from where the run stands to its end, or until told to stop."""
+        config, progress = self.config, self.progress
+        images = config.batch * config.episode_length
+        size = sum(p.numel() for p in self.model.parameters())
+        self.journal.say(
+            f"{config.preset}, {config.model}: {size:,} parameters on "
+            f"{device_name(self.fabric.device)}; steps {progress.step} to {self.total} of "
+            f"{config.batch} episodes of {config.episode_length}"
+        )
+        reason = "finished"
+        logged, since = progress.step, time.monotonic()
+        while progress.step < self.total and reason == "finished":
+            result = self._step(progress.step)
+            progress.step += 1
+            progress.images_seen += images
+            self.journal.bar.update()
+            if progress.step % config.log_every == 0 or progress.step == self.total:
+                self._log(result, images * (progress.step - logged) / (time.monotonic() - since))
+                logged, since = progress.step, time.monotonic()
+            if progress.step % config.validate_every == 0 or progress.step == self.total:
+                self._validate()
+                self._save()
+                logged, since = progress.step, time.monotonic()
+            elif caught or (deadline is not None and time.monotonic() > deadline):
+                self._save()
+            if caught:
+                reason = caught[0]
+            elif deadline is not None and time.monotonic() > deadline:
+                reason = "minutes"
+        if progress.step == self.total:
+            reason = "finished"
+        self.journal.bar.close()
+        self.journal.say(f"{reason} at step {progress.step} of {self.total}: {self.run}")
+        return Outcome(reason, progress.step, self.total, progress.best_nll)
+
+    def _step(self, step: int) -> StepResult:
+        """Step `step` of the schedule: a function of (seed, step) and the weights before it."""
+        config = self.config
+        for group in self.optimizer.param_groups:
+            group["lr"] = self._lr(step)
+        torch.manual_seed(derive_seed(config.seed, "step", step))
+        self.model.train()
+        episode = self.episodes.batch_at(step)
+        result = train_step(self.fabric, self.wrapped, self.optimizer, episode, config.optim.clip)
+        self.streak = 0 if result.applied else self.streak + 1
+        self.progress.skipped += not result.applied
+        if self.streak >= PATIENCE:
+            self.journal.bar.close()
+            raise NumbersWentBad(
+                f"{self.run}: loss or gradient was not finite for {PATIENCE} steps in a row, "
+                f"up to step {step}; the last good checkpoint is kept"
+            )
+        if self.average is not None and result.applied:
+            update_average(self.average, self.model, config.optim.ema)
+        return result
+
+    def _lr(self, step: int) -> float:
+        return self.config.optim.lr * lr_factor(step, self.total, self.warmup)
+
+    def _log(self, result: StepResult, rate: float) -> None:
+        """One row of training metrics, the bar's figures, and now and then a line."""
+        step = self.progress.step
+        terms = {"nll": result.nll, "recon": result.recon, "kl_z": result.kl_z, "kl_y": result.kl_y}
+        self.journal.row(
+            "train",
+            step,
+            step / self.episodes.steps_per_epoch,
+            **terms,
+            lr=self._lr(step - 1),
+            grad_norm=result.grad_norm,
+            images_per_s=rate,
+            skipped=float(self.progress.skipped),
+        )
+        self.journal.bar.set_postfix(
+            {k: f"{v:.1f}" for k, v in terms.items()} | {"img/s": f"{rate:.0f}"}
+        )
+        if self.journal.bar.disable:
+            self.journal.say(
+                f"step {step}/{self.total} {describe(terms)} {rate:.0f} img/s", every=10.0
+            )
+
+    def _validate(self) -> None:
+        """The bound on validation episodes decides which weights are `best`; a sample grid too."""
+        progress, config = self.progress, self.config
+        judged = self.judged.eval()
+        score = bound(judged, self.validation, limit=config.validate_episodes)
+        if not math.isfinite(score.nll_nats):
+            self.journal.bar.close()
+            raise NumbersWentBad(
+                f"{self.run}: the validation bound at step {progress.step} is not finite; "
+                "the last good checkpoint is kept"
+            )
+        terms = {
+            "nll": score.nll_nats,
+            "recon": score.recon,
+            "kl_z": score.kl_z,
+            "kl_y": score.kl_y,
+        }
+        self.journal.row(
+            "validation", progress.step, progress.step / self.episodes.steps_per_epoch, **terms
+        )
+        self.journal.say(f"step {progress.step}/{self.total} validation {describe(terms)}")
+        if progress.best_nll is None or score.nll_nats < progress.best_nll:
+            progress.best_nll, progress.best_step = score.nll_nats, progress.step
+            save_best(self.run / "checkpoints" / "best", judged)
+        episode = self.validation.batch(0, 1).images[0][:16]
+        picture = sample_sheet(judged, episode, stream("samples", device=self.fabric.device))
+        picture.save(self.run / "samples" / f"step-{progress.step:07d}.png")
+
+    def _save(self) -> None:
+        """Everything needed to go on; never over a good checkpoint while numbers are bad."""
+        if self.streak:
+            return
+        now = time.monotonic()
+        self.progress.wall_s += now - self.clock
+        self.clock = now
+        self.progress.metrics_bytes = self.journal.metrics.stat().st_size
+        about = {
+            "commit": commit(),
+            "versions": versions(),
+            "device": device_name(self.fabric.device),
+        }
+        save_last(
+            self.run / "checkpoints" / "last",
+            self.model,
+            self.optimizer,
+            self.progress,
+            self.average,
+            about,
+        )
+
+
+def describe(terms: dict[str, float]) -> str:
+    """The bound and its terms in a few words."""
+    return (
+        f"bound {terms['nll']:.2f} nats (recon {terms['recon']:.2f}, "
+        f"KL z {terms['kl_z']:.2f}, KL y {terms['kl_y']:.2f})"
+    )
+
+
+def sample_sheet(model: MemoryModel, episode: Images, generator: torch.Generator) -> Image.Image:
+    """True images, the same read back from memory once, and what random keys give."""
+    memory = model.write(episode)
+    recalled = model.recall(memory, episode, steps=1)[0]
+    generated = model.generate(memory, len(episode), generator=generator)
+    return sheet(
+        [("written", episode), ("read back", recalled), ("random keys", generated)],
+        columns=len(episode),
+    )

@@ -1,0 +1,169 @@
+"""Episodes: pure functions of (seed, step) in training, one fixed protocol in evaluation."""
+
+import pytest
+import torch
+
+from kanerva.data.binarize import Binarization, binarize
+from kanerva.data.episodes import FixedEpisodes, TrainingEpisodes
+from kanerva.data.image_set import ImageSet
+from kanerva.errors import UserError
+from kanerva.seeding import stream
+
+
+def grey_set(size: int, shape: tuple[int, int, int] = (1, 4, 5), split: str = "train") -> ImageSet:
+    random = torch.randint(1, 255, (size, *shape), generator=stream("grey")).to(torch.uint8)
+    return ImageSet("grey", split, random)
+
+
+def numbered_set(size: int) -> ImageSet:
+    """Image n is all n, so that an episode tells which images it holds."""
+    return ImageSet(
+        "numbered", "test", torch.arange(size).to(torch.uint8).view(-1, 1, 1, 1).expand(-1, 1, 2, 3)
+    )
+
+
+def numbers(episode: torch.Tensor) -> list[int]:
+    return (episode[:, :, 0, 0, 0] * 255).round().int().flatten().tolist()
+
+
+def training(image_set: ImageSet, how: Binarization = "sample", **other) -> TrainingEpisodes:
+    options = dict(episode_length=4, batch=3, seed=1) | other
+    return TrainingEpisodes(image_set, binarization=how, **options)
+
+
+def test_a_step_is_the_same_in_whatever_order_steps_are_asked():
+    forwards = training(grey_set(50))
+    steps = range(3 * forwards.steps_per_epoch)
+    expected = [forwards.batch_at(step) for step in steps]
+    backwards = training(grey_set(50))
+    for step in reversed(steps):
+        assert torch.equal(backwards.batch_at(step), expected[step])
+
+
+def test_an_epoch_uses_no_image_twice_and_epochs_differ():
+    episodes = training(numbered_set(50), "none")
+    assert episodes.steps_per_epoch == 4
+    epochs = [
+        sum((numbers(episodes.batch_at(4 * epoch + step)) for step in range(4)), [])
+        for epoch in range(2)
+    ]
+    assert all(len(set(epoch)) == 48 for epoch in epochs)
+    assert epochs[0] != epochs[1]
+    assert numbers(training(numbered_set(50), "none", seed=2).batch_at(0)) != epochs[0][:12]
+
+
+def test_pixels_are_drawn_afresh_each_epoch():
+    whole = training(grey_set(12))  # one step is the whole set
+    first, second = whole.batch_at(0), whole.batch_at(1)
+    assert first.unique().tolist() == [0.0, 1.0]
+    order = [torch.randperm(12, generator=stream(1, "order", epoch)) for epoch in range(2)]
+    drawn = [batch.flatten(0, 1)[order[n].argsort()] for n, batch in enumerate((first, second))]
+    assert not torch.equal(drawn[0], drawn[1])
+    expected = binarize(grey_set(12).images, "sample", stream(1, "binarize", 1))
+    assert torch.equal(drawn[1], expected.float())
+
+
+def test_thresholded_pixels_stay_as_they_are():
+    whole = training(grey_set(12), "threshold")
+    for epoch in range(2):
+        order = torch.randperm(12, generator=stream(1, "order", epoch))
+        back = whole.batch_at(epoch).flatten(0, 1)[order.argsort()]
+        assert torch.equal(back, (grey_set(12).images > 127).float())
+
+
+def test_processes_share_a_batch_and_nothing_is_done_twice():
+    colour = grey_set(60, (3, 4, 4))
+    whole = training(colour, batch=6)
+    for step in (0, 1, 5):
+        shares = [
+            training(colour, batch=6, rank=rank, world_size=3).batch_at(step) for rank in range(3)
+        ]
+        assert shares[0].shape == (2, 4, 3, 4, 4)
+        assert torch.equal(torch.cat(shares), whole.batch_at(step))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"episode_length": 13}, "episode_length=13 is larger than the data: grey train holds 12"),
+        ({"batch": 4}, "batch=4 episodes of 4 are 16 images.* holds 12: use batch 3 or less"),
+        ({"episode_length": 0}, "episode_length=0: use 1"),
+        ({"batch": 0}, "batch=0: use 1"),
+        ({"world_size": 2}, "batch=3 does not divide among 2 processes"),
+        ({"rank": 1}, "rank=1 of world_size=1"),
+    ],
+)
+def test_impossible_requests_are_named(options: dict[str, int], message: str):
+    with pytest.raises(UserError, match=message):
+        training(grey_set(12), **options)
+
+
+@pytest.mark.parametrize(
+    ("size", "length", "episodes"), [(10, 4, 3), (12, 4, 3), (5, 5, 1), (7, 1, 7)]
+)
+def test_every_image_counts_once_and_the_last_episode_wraps(size: int, length: int, episodes: int):
+    fixed = FixedEpisodes(numbered_set(size), episode_length=length, binarization="none")
+    assert len(fixed) == episodes
+    batch = fixed.batch(0, episodes)
+    shown = torch.tensor(numbers(batch.images)).view(episodes, length)
+    assert sorted(shown[batch.counted].tolist()) == list(range(size))
+    assert torch.equal(shown, batch.indices)
+    assert all(len(set(episode)) == length for episode in shown.tolist())
+    filling = shown.flatten()[size:]
+    assert torch.equal(filling, shown.flatten()[: len(filling)])
+
+
+def test_the_draw_is_fixed_and_each_split_has_its_own():
+    def pixels(image_set: ImageSet) -> torch.Tensor:
+        fixed = FixedEpisodes(image_set, episode_length=4, binarization="sample")
+        return fixed.batch(0, len(fixed)).images
+
+    torch.manual_seed(0)
+    first = pixels(grey_set(30))
+    torch.manual_seed(1)
+    assert torch.equal(first, pixels(grey_set(30)))
+    assert not torch.equal(first, pixels(grey_set(30, split="test")))
+
+
+def test_chunks_are_the_whole_in_order_or_a_stated_part():
+    fixed = FixedEpisodes(numbered_set(22), episode_length=3, binarization="none")
+    whole = fixed.batch(0, len(fixed))
+    chunks = list(fixed.chunks(3))
+    assert [len(chunk.images) for chunk in chunks] == [3, 3, 2]
+    assert torch.equal(torch.cat([chunk.images for chunk in chunks]), whole.images)
+    assert torch.equal(torch.cat([chunk.counted for chunk in chunks]), whole.counted)
+    part = list(fixed.chunks(2, limit=5))
+    assert torch.equal(torch.cat([chunk.indices for chunk in part]), whole.indices[:5])
+    assert len(list(fixed.chunks(4, limit=99))) == 2
+
+
+def test_the_fingerprint_is_of_the_pixels_scored_whatever_the_episode_length():
+    def fixed(length: int, how: Binarization, size: int = 30) -> FixedEpisodes:
+        return FixedEpisodes(grey_set(size), episode_length=length, binarization=how)
+
+    reference = fixed(4, "sample").fingerprint()
+    assert len(reference) == 64 and fixed(7, "sample").fingerprint() == reference
+    others = {fixed(4, "threshold").fingerprint(), fixed(4, "none").fingerprint()}
+    others |= {fixed(4, "sample", 29).fingerprint(), fixed(4, "sample").fingerprint(limit=2)}
+    assert len(others | {reference}) == 5
+
+
+def test_more_samples_than_images_cannot_be_scored():
+    with pytest.raises(UserError, match="episode_length=13 is larger than the data"):
+        FixedEpisodes(grey_set(12), episode_length=13, binarization="sample")
+
+
+def test_an_image_sets_fingerprint_sees_pixels_and_shape():
+    images = grey_set(6, (1, 4, 5)).images
+    reference = ImageSet("grey", "train", images).fingerprint()
+    assert ImageSet("other", "test", images.clone()).fingerprint() == reference
+    assert ImageSet("grey", "train", images.view(6, 1, 5, 4)).fingerprint() != reference
+    assert ImageSet("grey", "train", images.flip(0)).fingerprint() != reference
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_the_order_is_the_same_on_the_device():
+    here, there = (training(numbered_set(50), "none", device=device) for device in ("cpu", "cuda"))
+    assert numbers(here.batch_at(5)) == numbers(there.batch_at(5).cpu())
+    sampled = training(grey_set(50), device="cuda")
+    assert sampled.batch_at(0).is_cuda

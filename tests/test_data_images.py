@@ -1,0 +1,163 @@
+"""Folders and files of pictures: written here in several formats, broken ones among them."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from kanerva.data import images
+from kanerva.data.images import load_folder, load_images
+from kanerva.errors import UserError
+
+SPLITS = ("train", "validation", "test")
+
+
+def picture(seed: int, height: int = 8, width: int = 8) -> Image.Image:
+    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    return Image.fromarray(pixels)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Sixty PNGs in a tree."""
+    for number in range(60):
+        path = tmp_path / "set" / f"part{number % 3}" / f"{number:02d}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        picture(number).save(path)
+    return tmp_path / "set"
+
+
+def as_set(pixels: torch.Tensor) -> set[bytes]:
+    return {image.numpy().tobytes() for image in pixels}
+
+
+def test_every_image_is_in_exactly_one_split_unchanged(folder: Path):
+    splits = [as_set(load_folder(folder, split, (8, 8), 3).images) for split in SPLITS]
+    expected = {np.asarray(picture(n)).transpose(2, 0, 1).tobytes() for n in range(60)}
+    assert set.union(*splits) == expected and sum(map(len, splits)) == 60
+    assert len(splits[0]) > 35
+
+
+def test_one_more_image_moves_no_other(folder: Path):
+    before = {split: as_set(load_folder(folder, split, (8, 8)).images) for split in SPLITS}
+    picture(99).save(folder / "another.png")
+    for split in SPLITS:
+        assert before[split] <= as_set(load_folder(folder, split, (8, 8)).images)
+
+
+def test_a_large_folder_is_dealt_as_a_small_one_is(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    small = [load_folder(folder, split, (8, 8)).fingerprint() for split in SPLITS]
+    monkeypatch.setattr(images, "SMALL_FOLDER", 10)
+    assert small == [load_folder(folder, split, (8, 8)).fingerprint() for split in SPLITS]
+
+
+@pytest.mark.parametrize("count", range(3, 12))
+def test_three_images_are_enough_for_three_splits(tmp_path: Path, count: int):
+    for number in range(count):
+        picture(number).save(tmp_path / f"{number}.png")
+    (tmp_path / "0broken.png").write_bytes(b"not a picture")
+    with pytest.warns(UserWarning, match=r"skipped 1 of \d+ files, such as 0broken\.png"):
+        sizes = [len(load_folder(tmp_path, split, (8, 8))) for split in SPLITS]
+    assert min(sizes) >= 1 and sum(sizes) == count
+
+
+def test_other_shapes_are_cropped_about_the_centre(tmp_path: Path):
+    """A wide picture: red, green and blue thirds. The green one is kept."""
+    wide = np.zeros((12, 36, 3), np.uint8)
+    for channel in range(3):
+        wide[:, 12 * channel : 12 * channel + 12, channel] = 255
+    Image.fromarray(wide).save(tmp_path / "wide.bmp")
+    pixels = load_images([tmp_path / "wide.bmp"], (3, 6, 6), resize=True)
+    assert pixels[0, 1, :, 1:-1].min() == 255 and pixels[0, [0, 2], :, 1:-1].max() == 0
+    assert pixels[0, 1].min() > 200  # only the edge blends with what was cropped
+
+
+@pytest.mark.parametrize("suffix", ["png", "webp", "gif", "bmp", "tiff", "jpg"])
+def test_formats_are_read_in_grey(tmp_path: Path, suffix: str):
+    grey = Image.fromarray(np.full((8, 8), 200, np.uint8))
+    grey.save(tmp_path / f"grey.{suffix}")
+    pixels = load_images([tmp_path], (1, 8, 8))
+    assert pixels.shape == (1, 1, 8, 8) and (pixels.int() - 200).abs().max() <= 1
+
+
+def test_transparency_is_white_and_sixteen_bits_keep_their_upper_byte(tmp_path: Path):
+    Image.new("RGBA", (4, 4), (0, 0, 0, 0)).save(tmp_path / "a_clear.png")
+    Image.fromarray(np.full((4, 4), 0x8012, np.uint16)).save(tmp_path / "b_deep.png")
+    palette = Image.new("P", (4, 4), 0)
+    palette.putpalette([10, 20, 30] * 256)
+    palette.save(tmp_path / "c_palette.png", transparency=bytes([255]))
+    pixels = load_images([tmp_path], (3, 4, 4))
+    assert pixels[0].min() == 255 and pixels[1].unique().tolist() == [0x80]
+    assert pixels[2, :, 0, 0].tolist() == [10, 20, 30]
+
+
+def test_a_photograph_on_its_side_is_set_upright(tmp_path: Path):
+    turned = Image.new("L", (4, 2))
+    turned.putpixel((0, 0), 255)
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turn by 90 degrees, clockwise
+    turned.save(tmp_path / "turned.png", exif=exif)
+    pixels = load_images([tmp_path / "turned.png"], (1, 4, 2))
+    assert pixels[0, 0, 0].tolist() == [0, 255]
+
+
+def test_files_keep_the_order_given_and_folders_that_of_their_names(folder: Path):
+    given = [folder / "part1" / "04.png", folder / "part0"]
+    expected = [4, *range(0, 60, 3)]
+    pixels = load_images(given, (3, 8, 8))
+    for image, number in zip(pixels, expected, strict=True):
+        assert np.array_equal(image.permute(1, 2, 0).numpy(), np.asarray(picture(number)))
+
+
+def test_a_wrong_size_names_file_size_and_remedy(tmp_path: Path):
+    picture(0, height=9, width=7).save(tmp_path / "odd.png")
+    with pytest.raises(UserError, match=r"odd\.png: 7 x 9 where 8 x 8 is needed: use --resize"):
+        load_images([tmp_path / "odd.png"], (3, 8, 8))
+    assert load_images([tmp_path / "odd.png"], (3, 8, 8), resize=True).shape == (1, 3, 8, 8)
+
+
+def test_a_truncated_or_huge_picture_is_an_error_that_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    picture(0, 64, 64).save(tmp_path / "whole.png")
+    (tmp_path / "half.png").write_bytes((tmp_path / "whole.png").read_bytes()[:3000])
+    with pytest.raises(UserError, match=r"half\.png: not an image"):
+        load_images([tmp_path / "half.png"], (3, 64, 64))
+    monkeypatch.setattr(images, "MAX_PIXELS", 64 * 64 - 1)
+    with pytest.raises(UserError, match=r"whole\.png: 64 x 64 is too many pixels"):
+        load_images([tmp_path / "whole.png"], (3, 64, 64))
+
+
+@pytest.mark.parametrize("width", [10_000, 20_000])  # over our limit; over Pillow's too
+def test_a_bomb_is_refused_without_unpacking_it(tmp_path: Path, width: int):
+    Image.new("1", (width, 10_000)).save(tmp_path / "bomb.png", compress_level=1)
+    with pytest.raises(UserError, match=r"bomb\.png"):
+        load_images([tmp_path / "bomb.png"], (1, 8, 8), resize=True)
+
+
+def test_missing_empty_and_unreadable_folders_are_errors(tmp_path: Path):
+    with pytest.raises(UserError, match="nowhere: no such folder"):
+        load_folder(tmp_path / "nowhere", "train")
+    with pytest.raises(UserError, match="nowhere: no such file"):
+        load_images([tmp_path / "nowhere"], (3, 8, 8))
+    with pytest.raises(UserError, match="holds no images"):
+        load_folder(tmp_path, "train")
+    (tmp_path / "a.png").write_bytes(b"no")
+    with pytest.raises(UserError, match="1 of 1 files cannot be read"):
+        load_folder(tmp_path, "train")
+
+
+def test_hidden_files_and_other_files_are_passed_over(tmp_path: Path):
+    for name in ("a.png", ".hidden.png", ".cache/b.png"):
+        path = tmp_path / "set" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        picture(0).save(path)
+    (tmp_path / "set" / "notes.txt").write_text("notes")
+    assert len(load_images([tmp_path / "set"], (3, 8, 8))) == 1
+
+
+def test_two_channels_are_refused(folder: Path):
+    with pytest.raises(UserError, match="channels=2"):
+        load_folder(folder, "train", (8, 8), channels=2)

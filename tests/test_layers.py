@@ -1,0 +1,144 @@
+"""Layers against the formulas and loops they stand for."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrize
+
+from kanerva.layers.dense import deep_linear
+from kanerva.layers.evonorm import EvoNormS0
+from kanerva.layers.resnet import BasicBlock, ResNet
+from kanerva.layers.temporal_shift import temporal_shift
+
+# EvoNorm-S0
+
+
+@pytest.mark.parametrize("channels, groups", [(16, 8), (12, 4), (5, 1)])  # the groups that fit
+def test_evonorm_is_its_formula(channels: int, groups: int):
+    norm = EvoNormS0(channels)
+    for parameter in norm.parameters():
+        nn.init.normal_(parameter)
+    x = torch.randn(3, channels, 4, 5)
+    expected = torch.empty_like(x)
+    for sample in range(3):
+        for group in torch.arange(channels).chunk(groups):
+            members = x[sample, group]
+            std = ((members - members.mean()).square().mean() + 1e-5).sqrt()
+            for c in group.tolist():
+                gate = torch.sigmoid(norm.v[c] * x[sample, c])
+                expected[sample, c] = x[sample, c] * gate / std * norm.gamma[c] + norm.beta[c]
+    torch.testing.assert_close(norm(x), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_evonorm_looks_at_one_sample_only():
+    """A prior or decoder built on it must not see the other images (EVALUATION, condition 1)."""
+    norm, x = EvoNormS0(8), torch.randn(4, 8, 3, 3)
+    changed = x.clone()
+    changed[1:] = 100 * torch.randn(3, 8, 3, 3)
+    for mode in (norm.train(), norm.eval()):
+        assert torch.equal(mode(x)[0], mode(changed)[0])
+
+
+def test_evonorm_carries_no_state():
+    assert not list(EvoNormS0(8).buffers())
+
+
+def test_evonorm_survives_a_constant_map():
+    x = torch.full((1, 8, 1, 1), 2.0, requires_grad=True)
+    EvoNormS0(8)(x).sum().backward()
+    assert x.grad is not None and x.grad.isfinite().all()
+
+
+# Temporal shift
+
+
+@pytest.mark.parametrize("length", [1, 2, 5])
+@pytest.mark.parametrize("fraction, moved", [(0.125, 1), (0.25, 2), (0.5, 4), (0.2, 1)])
+def test_shift_is_the_loop_it_stands_for(length: int, fraction: float, moved: int):
+    maps = torch.randn(3 * length, 8, 2, 3)
+    shifted = temporal_shift(maps, length, fraction)
+    for episode in range(3):
+        for t in range(length):
+            for c in range(8):
+                source = t - 1 if c < moved else t + 1 if c < 2 * moved else t
+                inside = 0 <= source < length
+                expected = maps[episode * length + source, c] if inside else torch.zeros(2, 3)
+                assert torch.equal(shifted[episode * length + t, c], expected)
+
+
+def test_no_shift_leaves_everything_where_it_was():
+    maps = torch.randn(6, 8, 2, 3)
+    assert torch.equal(temporal_shift(maps, 3, 0.0), maps)
+    assert torch.equal(temporal_shift(maps, 3, 0.1), maps)  # less than one channel
+
+
+def test_an_episode_of_one_loses_the_shifted_channels():
+    maps = torch.randn(4, 8, 2, 3)
+    shifted = temporal_shift(maps, 1, 0.25)
+    assert (shifted[:, :4] == 0).all()
+    assert torch.equal(shifted[:, 4:], maps[:, 4:])
+
+
+# ResNet
+
+
+def test_resnet_has_as_many_parameters_as_torchvisions_without_its_classifier():
+    net = ResNet(channels=3, width=64, blocks=(2, 2, 2, 2), shift=0.125)
+    assert sum(p.numel() for p in net.parameters()) == 11_689_512 - (512 * 1000 + 1000)
+    assert net.features == 512
+
+
+def test_resnet_halves_the_side_five_times():
+    """Stem, pool and three stages: the receptive geometry of He et al., seen at 64x64."""
+    net = ResNet(channels=1, width=8, blocks=(1, 1, 1, 1), shift=0.0).eval()
+    sides: list[int] = []
+    for block in net.blocks:
+        block.register_forward_hook(lambda _m, _i, out: sides.append(out.shape[-1]))
+    net(torch.rand(1, 1, 64, 64), length=1)
+    assert sides == [16, 8, 4, 2]
+
+
+def test_the_shift_feeds_the_residual_branch_and_leaves_the_skip():
+    """With the branch switched off a block passes its input, moved by nothing (Lin et al. 2019)."""
+    block = BasicBlock(8, 8, stride=1, shift=0.25).eval()
+    nn.init.zeros_(block.norm2.weight)
+    x = torch.rand(6, 8, 4, 4)
+    torch.testing.assert_close(block(x, 3), x)
+
+
+# Deep linear nets
+
+
+def test_deep_linear_is_one_affine_map():
+    net = deep_linear(6, 10, 4, layers=3).eval()
+    for layer in net:
+        nn.init.normal_(layer.bias)
+    a, b = torch.randn(5, 6), torch.randn(5, 6)
+    torch.testing.assert_close(net(0.3 * a + 0.7 * b), 0.3 * net(a) + 0.7 * net(b))
+    torch.testing.assert_close(net(-4 * a), 5 * net(torch.zeros_like(a)) - 4 * net(a))
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3])
+def test_deep_linear_has_the_layers_and_sizes_it_is_told(layers: int):
+    net = deep_linear(6, 10, 4, layers)
+    sizes = [(layer.in_features, layer.out_features) for layer in net]
+    assert sizes == {1: [(6, 4)], 2: [(6, 10), (10, 4)], 3: [(6, 10), (10, 10), (10, 4)]}[layers]
+
+
+def test_every_deep_linear_layer_has_spectral_norm_one_once_the_power_method_has_converged():
+    net = deep_linear(6, 10, 4, layers=3).train()
+    with torch.no_grad():
+        for layer in net:
+            layer.parametrizations.weight.original.mul_(7)  # whatever the optimiser makes of it
+        for _ in range(500):
+            net(torch.randn(2, 6))
+        for layer in net.eval():
+            assert parametrize.is_parametrized(layer, "weight")
+            norm = torch.linalg.matrix_norm(layer.weight, 2)
+            torch.testing.assert_close(norm, torch.tensor(1.0), rtol=1e-3, atol=0)
+
+
+def test_deep_linear_is_one_function_in_evaluation():
+    """The power method stands still, so a saved model scores the same twice."""
+    net, x = deep_linear(6, 10, 4, layers=3).eval(), torch.randn(2, 6)
+    assert torch.equal(net(x), net(x))

@@ -1,0 +1,219 @@
+"""The loop: it learns, resumes to the same weights, stops well, and gives up on bad numbers."""
+
+import csv
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from kanerva.config import RunConfig
+from kanerva.errors import NumbersWentBad, UserError
+from kanerva.training import loop
+from kanerva.training.loop import train
+from kanerva.training.step import StepResult
+
+
+def weights(run: Path, name: str = "last") -> dict[str, torch.Tensor]:
+    return load_file(run / "checkpoints" / name / "model.safetensors")
+
+
+def assert_same_weights(one: Path, other: Path) -> None:
+    for name in ("last", "best"):
+        a, b = weights(one, name), weights(other, name)
+        assert a.keys() == b.keys()
+        assert all(torch.equal(a[k], b[k]) for k in a), name
+
+
+def rows(run: Path) -> list[dict[str, str]]:
+    with (run / "metrics.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_run_leaves_what_the_design_lists(tmp_path: Path, small_run: RunConfig, mnist_root: Path):
+    run = tmp_path / "run"
+    outcome = train(small_run, run, data_root=mnist_root)
+    assert (outcome.reason, outcome.step, outcome.total) == ("finished", 12, 12)
+    assert sorted(p.name for p in run.iterdir()) == [
+        "checkpoints", "config.yaml", "log.txt", "metrics.csv", "samples",
+    ]  # fmt: skip
+    assert [p.name for p in sorted((run / "samples").iterdir())] == [
+        f"step-{s:07d}.png" for s in (4, 8, 12)
+    ]
+    table = rows(run)
+    assert [r["step"] for r in table if r["split"] == "validation"] == ["4", "8", "12"]
+    for row in table:
+        terms = float(row["recon"]) + float(row["kl_z"]) + float(row["kl_y"])
+        assert float(row["nll"]) == pytest.approx(terms, rel=1e-4)
+
+
+def test_training_lowers_the_bound(tmp_path: Path, small_run: RunConfig, mnist_root: Path):
+    train(replace(small_run, steps=60, validate_every=20), tmp_path / "run", data_root=mnist_root)
+    found = [float(r["nll"]) for r in rows(tmp_path / "run") if r["split"] == "validation"]
+    assert found[-1] < found[0] - 20
+
+
+@pytest.mark.parametrize("ema", [0.0, 0.9])
+def test_a_run_stopped_anywhere_resumes_to_the_same_weights(
+    tmp_path: Path, small_run: RunConfig, mnist_root: Path, monkeypatch, ema: float
+):
+    """Stopped at step 6, in the middle of an interval, and killed (no save) at step 11."""
+    config = replace(small_run, optim=replace(small_run.optim, ema=ema))
+    whole, pieces = tmp_path / "whole", tmp_path / "pieces"
+    train(config, whole, data_root=mnist_root)
+
+    real, ending = loop.train_step, {6: signal.SIGTERM, 11: None}
+
+    def interrupted(*args, **kwargs):
+        result = real(*args, **kwargs)
+        count.append(1)
+        if len(count) in ending:
+            number = ending[len(count)]
+            if number is None:
+                raise MemoryError("as if killed")
+            os.kill(os.getpid(), number)
+        return result
+
+    count: list[int] = []
+    monkeypatch.setattr(loop, "train_step", interrupted)
+    assert train(config, pieces, data_root=mnist_root).reason == "SIGTERM"
+    with pytest.raises(MemoryError):
+        train(config, pieces, resume=True, data_root=mnist_root)
+    assert train(config, pieces, resume=True, data_root=mnist_root).reason == "finished"
+    assert_same_weights(whole, pieces)
+    timeless = [{k: v for k, v in r.items() if k != "images_per_s"} for r in rows(pieces)]
+    assert timeless == [{k: v for k, v in r.items() if k != "images_per_s"} for r in rows(whole)]
+
+
+def test_minutes_stop_and_save_but_do_not_change_the_schedule(
+    tmp_path: Path, small_run: RunConfig, mnist_root: Path
+):
+    whole, pieces = tmp_path / "whole", tmp_path / "pieces"
+    train(small_run, whole, data_root=mnist_root)
+    for _ in range(14):  # the clock is over at once: one step a call
+        outcome = train(small_run, pieces, minutes=1e-9, resume=True, data_root=mnist_root)
+        if outcome.reason == "finished":
+            break
+        assert outcome.reason == "minutes"
+    assert outcome.step == 12
+    assert_same_weights(whole, pieces)
+
+
+def test_a_finished_run_has_nothing_left_to_do(
+    tmp_path: Path, small_run: RunConfig, mnist_root: Path
+):
+    run = tmp_path / "run"
+    train(small_run, run, data_root=mnist_root)
+    before = weights(run)
+    assert train(small_run, run, resume=True, data_root=mnist_root).step == 12
+    assert all(torch.equal(v, before[k]) for k, v in weights(run).items())
+
+
+def test_a_run_may_be_lengthened(tmp_path: Path, small_run: RunConfig, mnist_root: Path):
+    run = tmp_path / "run"
+    train(small_run, run, data_root=mnist_root)
+    longer = replace(small_run, steps=16)
+    assert train(longer, run, resume=True, data_root=mnist_root).step == 16
+    assert [r["step"] for r in rows(run) if r["split"] == "validation"] == ["4", "8", "12", "16"]
+
+
+def test_seeds_differ_and_repeat(tmp_path: Path, small_run: RunConfig, mnist_root: Path):
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        train(replace(small_run, seed=seed), tmp_path / name, data_root=mnist_root)
+    assert_same_weights(tmp_path / "a", tmp_path / "b")
+    assert any(
+        not torch.equal(v, weights(tmp_path / "c")[k]) for k, v in weights(tmp_path / "a").items()
+    )
+
+
+def test_a_bad_step_changes_nothing_but_the_count(
+    tmp_path: Path, small_run: RunConfig, mnist_root: Path, monkeypatch
+):
+    """An episode of NaNs: weights, running statistics and spectral vectors stay as they were."""
+    real = loop.TrainingEpisodes.batch_at
+    seen: dict[str, torch.Tensor] = {}
+
+    def poisoned(self, step: int):
+        batch = real(self, step)
+        return batch * float("nan") if step == 5 else batch
+
+    def watched(self, step: int) -> StepResult:
+        before = {k: v.clone() for k, v in self.model.state_dict().items()}
+        result = step_of(self, step)
+        if step == 5:
+            assert not result.applied
+            seen.update(before)
+            assert all(torch.equal(v, before[k]) for k, v in self.model.state_dict().items())
+        return result
+
+    step_of = loop.Trainer._step
+    monkeypatch.setattr(loop.TrainingEpisodes, "batch_at", poisoned)
+    monkeypatch.setattr(loop.Trainer, "_step", watched)
+    outcome = train(small_run, tmp_path / "run", data_root=mnist_root)
+    assert seen and outcome.reason == "finished"
+    assert [r["skipped"] for r in rows(tmp_path / "run") if r["split"] == "train"][-1] == "1"
+
+
+def test_ten_bad_steps_in_a_row_end_the_run_and_keep_the_last_good_checkpoint(
+    tmp_path: Path, small_run: RunConfig, mnist_root: Path, monkeypatch
+):
+    real = loop.TrainingEpisodes.batch_at
+    monkeypatch.setattr(
+        loop.TrainingEpisodes,
+        "batch_at",
+        lambda self, step: real(self, step) * (float("nan") if step >= 5 else 1),
+    )
+    config = replace(small_run, steps=40, validate_every=4)
+    with pytest.raises(NumbersWentBad, match="10 steps in a row, up to step 14"):
+        train(config, tmp_path / "run", data_root=mnist_root)
+    progress = loop.Progress(**_progress(tmp_path / "run"))
+    assert progress.step == 4
+    assert all(torch.isfinite(v).all() for v in weights(tmp_path / "run").values())
+
+
+def _progress(run: Path) -> dict:
+    import json
+
+    return json.loads((run / "checkpoints" / "last" / "state.json").read_text())["progress"]
+
+
+def test_input_is_checked_before_anything_is_written(
+    tmp_path: Path, small_run: RunConfig, mnist_root: Path
+):
+    run = tmp_path / "run"
+    for config, message in (
+        (replace(small_run, episode_length=500), "episode_length=500 is larger than the data"),
+        (replace(small_run, batch=100), "batch"),
+        (replace(small_run, image=(1, 8, 8)), r"image=\(1, 8, 8\)"),
+    ):
+        with pytest.raises(UserError, match=message):
+            train(config, run, data_root=mnist_root)
+        assert not run.exists()
+    with pytest.raises(UserError, match="mnist not found"):
+        train(small_run, run, data_root=tmp_path)
+    assert not run.exists()
+
+
+def test_a_run_is_never_overwritten(tmp_path: Path, small_run: RunConfig, mnist_root: Path):
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "notes.txt").write_text("mine")
+    with pytest.raises(UserError, match="already holds a run"):
+        train(small_run, run, data_root=mnist_root)
+    assert [p.name for p in run.iterdir()] == ["notes.txt"]
+
+
+def test_a_damaged_checkpoint_is_not_resumed_and_not_touched(
+    tmp_path: Path, small_run: RunConfig, mnist_root: Path
+):
+    run = tmp_path / "run"
+    train(small_run, run, data_root=mnist_root)
+    file = run / "checkpoints" / "last" / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    before = {p: p.read_bytes() for p in run.rglob("*") if p.is_file()}
+    with pytest.raises(UserError, match="model.safetensors is truncated or was altered"):
+        train(replace(small_run, steps=20), run, resume=True, data_root=mnist_root)
+    assert before == {p: p.read_bytes() for p in run.rglob("*") if p.is_file()}

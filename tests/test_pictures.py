@@ -1,0 +1,33 @@
+"""Sheets of pictures: pixels where they belong, nothing cut off."""
+
+import numpy as np
+import torch
+
+from kanerva.pictures import sheet, tile
+
+
+def test_a_tile_puts_each_image_in_its_place():
+    images = torch.rand(5, 3, 4, 6)
+    picture = np.asarray(tile(images, columns=3, scale=1))
+    assert picture.shape == (2 * 4 + 2, 3 * 6 + 4, 3)
+    for index, image in enumerate(images):
+        row, column = divmod(index, 3)
+        cut = picture[row * 6 : row * 6 + 4, column * 8 : column * 8 + 6]
+        assert np.array_equal(cut, (image * 255).round().byte().permute(1, 2, 0).numpy())
+    assert (picture[6:, 16:] == 255).all()  # no sixth image: paper
+
+
+def test_grey_and_scale():
+    picture = np.asarray(tile(torch.ones(1, 1, 2, 2) * 0.5, columns=1, scale=3))
+    assert picture.shape == (6, 6, 3) and (picture == 128).all()
+
+
+def test_a_long_label_is_not_cut_off():
+    """The last columns and rows of the sheet are paper: ink ends before the border."""
+    label = "a label much longer than one small picture is wide"
+    picture = np.asarray(
+        sheet([(label, torch.zeros(1, 1, 8, 8)), ("b", torch.zeros(2, 1, 8, 8))], 2)
+    )
+    border = [picture[:5], picture[-5:], picture[:, :5], picture[:, -5:]]
+    assert all((part == 255).all() for part in border)
+    assert (picture[:, -60:] < 255).any()  # while the label does reach that far
