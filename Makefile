@@ -5,12 +5,12 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 RUN ?= runs/demo
 
-.PHONY: help setup demo test test-slow lint format clean
+.PHONY: help setup demo test docs lint format clean
 
 help:
 	@echo "make demo       train on glyphs (about three minutes), evaluate, draw pictures"
 	@echo "make test       the whole suite, ruff, basedpyright, shape checks"
-	@echo "make test-slow  the checks that take longer: kill -9 and resume"
+	@echo "make docs       rewrite the figures in README and RESULTS from the records"
 	@echo "make setup      .venv with everything installed"
 	@echo "make format     ruff format and import order"
 	@echo "make clean      remove .venv, caches and the demo's run"
@@ -28,16 +28,15 @@ demo: setup
 	rm -rf $(RUN)
 	$(BIN)/kanerva train --preset glyphs --run $(RUN)
 	$(BIN)/kanerva evaluate $(RUN)
-	@echo "\npictures:"
-	@$(BIN)/kanerva recall $(RUN) --cue clean --steps 1 --out $(RUN)/reconstructions.png
+	@printf '\npictures: each row of reconstructions below its originals; generations; recall\n%s\n' $(RUN)/reconstructions.png
 	@$(BIN)/kanerva generate $(RUN)
 	@$(BIN)/kanerva recall $(RUN)
 
 test: setup lint
 	$(BIN)/pytest -q
 
-test-slow: setup
-	$(BIN)/pytest -q -m slow
+docs: setup
+	$(BIN)/python -m kanerva.evaluation.quote README.md RESULTS.md
 
 lint: setup
 	$(BIN)/ruff check .

@@ -78,7 +78,7 @@ def test_an_episode_is_recalled_the_same_alone_and_in_a_batch(
 def test_generating_from_a_batch_reads_each_episodes_own_memory(
     any_model: KanervaPlusPlus, draw: Draw
 ):
-    """The three boxes of Fig. 3, step by step for each episode, with the noise drawn again."""
+    """The box of Fig. 4, step by step for each episode, with the noise drawn again."""
     config = any_model.config
     memory = any_model.write(draw(config, 2, 4))
     generated = any_model.generate(memory, 5, generator=stream(7))
@@ -122,7 +122,7 @@ def test_bytes_are_written_as_the_floats_they_stand_for(wake: Wake, tiny_colour:
 
 
 def test_recall_is_the_loop_of_the_paper(any_model: KanervaPlusPlus, draw: Draw):
-    """Eq. 6: keys from the last picture, a readout at those keys, a picture from that readout."""
+    """Eq. 7: keys from the last picture, a readout at those keys, a picture from that readout."""
     memory, cue = any_model.write(draw(any_model.config, 4)), draw(any_model.config, 2)
     steps = any_model.recall(memory, cue, steps=3)
     picture = cue[None]
@@ -185,7 +185,7 @@ def test_the_same_generator_generates_the_same_images(model: KanervaPlusPlus, dr
 
 
 def test_without_spread_all_keys_lie_at_the_given_one(any_model: KanervaPlusPlus, draw: Draw):
-    """§4.2 at its limit: samples differ by their readouts alone, all from the prior at that key."""
+    """§4.1.1 at its limit: samples differ by readouts alone, all from the prior at that key."""
     config, noise = any_model.config, stream(5)
     memory, key = any_model.write(draw(config, 4)), torch.randn(config.memory.reads, 3)
     generated = any_model.generate(memory, 6, near=(key, 0.0), generator=stream(5))
@@ -430,3 +430,17 @@ def test_grey_pixels_may_be_trained_on_but_not_scored(model: KanervaPlusPlus, dr
     with pytest.raises(UserError, match="binarize"):
         model.elbo(grey)
     assert model.train().elbo(grey).loss.isfinite()
+
+
+def test_a_reconstruction_decodes_the_posterior_and_not_the_memory(
+    any_model: KanervaPlusPlus, draw: Draw
+):
+    """Same as by hand, alone or in a batch, and the same whatever the writer would write."""
+    images = draw(any_model.config, 3, 4)
+    posterior = any_model.readout_posterior(any_model.encoder(images))
+    by_hand = any_model.likelihood.mean(any_model.decoder(posterior.mean))
+    torch.testing.assert_close(any_model.reconstruct(images), by_hand)
+    torch.testing.assert_close(any_model.reconstruct(images[1]), by_hand[1], **CLOSE)
+    with torch.no_grad():
+        any_model.writer.project.weight.mul_(5)
+    torch.testing.assert_close(any_model.reconstruct(images), by_hand)

@@ -38,7 +38,7 @@ def test_defaults_are_those_of_appendix_e():
     assert config.encoder.shift == 0.125 and config.encoder.blocks == (2, 2, 2, 2)
     assert config.optim.optimiser == "lars_adam" and config.optim.weight_decay == 1e-3
     assert config.optim.warmup_epochs == 10 and config.epochs in (500, 1000)
-    assert memory.reads == 2  # §4.4
+    assert memory.reads == 2  # §4.3
 
 
 def test_the_default_model_writes_384_floats_per_image_at_32():

@@ -255,11 +255,28 @@ def evaluate(argv: list[str]) -> int:
     records.write_record(record, run / "evaluation.json")
     print(records.table(record))
     print(f"\nrecord: {run / 'evaluation.json'}")
+    print(f"reconstructions: {_reconstructions(run, options)}")
     if options["results"] is not None:
         path = Path(options["results"]) / records.record_name(record)
         records.write_record(record, path)
         print(f"record: {path}")
     return 0
+
+
+def _reconstructions(run: Path, options: dict[str, Any]) -> Path:
+    """Test images over their reconstructions (App. D), as a picture in the run folder."""
+    import torch
+
+    from kanerva.pictures import tile
+
+    model = _load(str(run), options["device"])
+    episodes = _test_episodes(run, options, model)
+    images = episodes.batch(0, -(-32 // episodes.episode_length)).images
+    drawn = model.reconstruct(images).flatten(0, 1)[:32]
+    pairs = zip(images.flatten(0, 1)[:32].split(16), drawn.split(16), strict=True)
+    path = run / "reconstructions.png"
+    tile(torch.cat([row for pair in pairs for row in pair]), min(len(drawn), 16)).save(path)
+    return path
 
 
 def compare(argv: list[str]) -> int:
@@ -280,10 +297,9 @@ def _load(name: str, device: str) -> kanerva.MemoryModel:
     return kanerva.load(name, device=_device(device))
 
 
-def _pixels_for(model: kanerva.MemoryModel, options: dict[str, Any], count: int) -> Any:
+def _pixels_for(model: kanerva.MemoryModel, options: dict[str, Any]) -> Any:
     """Images to write: the files named, else the first test episode of the run's own data."""
     from kanerva import data
-    from kanerva.runs import load_split, read_run_config
     from kanerva.seeding import stream
 
     bernoulli = model.config.likelihood.kind == "bernoulli"
@@ -296,14 +312,21 @@ def _pixels_for(model: kanerva.MemoryModel, options: dict[str, Any], count: int)
     run = Path(options["run"])
     if not (run / "config.yaml").is_file():
         raise UserError(f"{run} is no run folder with data of its own: name image files")
-    config = read_run_config(run)
-    root = options["data_root"]
-    images = load_split(config, "test", None if root is None else Path(root))
-    length = min(count, len(images))
-    episodes = data.FixedEpisodes(
-        images, episode_length=length, binarization=config.data.binarization, device=model.device
+    return _test_episodes(run, options, model).batch(0, 1).images[0]
+
+
+def _test_episodes(run: Path, options: dict[str, Any], model: kanerva.MemoryModel) -> Any:
+    """The test episodes of a run's own data."""
+    from kanerva.data import FixedEpisodes
+    from kanerva.runs import load_split, read_run_config
+
+    config, root = read_run_config(run), options["data_root"]
+    return FixedEpisodes(
+        load_split(config, "test", None if root is None else Path(root)),
+        episode_length=config.episode_length,
+        binarization=config.data.binarization,
+        device=model.device,
     )
-    return episodes.batch(0, 1).images[0]
 
 
 def _picture_options(parser: Parser, out: str) -> None:
@@ -331,7 +354,7 @@ def generate(argv: list[str]) -> int:
     parser = Parser("generate", "Random-key and key-perturbed samples from one episode's memory.")
     _picture_options(parser, "RUN/generate.png")
     parser.add_argument("--num", type=int, default=32, help="samples of each kind")
-    parser.add_argument("--spread", type=float, default=0.1, help="of the perturbed keys (§4.2)")
+    parser.add_argument("--spread", type=float, default=0.1, help="of the perturbed keys (§4.1.1)")
     options = parser.read(argv)
     if options["num"] < 1:
         raise UserError(f"--num must be at least 1, got {options['num']}")
@@ -342,7 +365,7 @@ def generate(argv: list[str]) -> int:
     from kanerva.seeding import stream
 
     model = _load(options["run"], options["device"])
-    images = _pixels_for(model, options, count=32)
+    images = _pixels_for(model, options)
     noise = stream(options["seed"], "generate", device=model.device)
     with torch.no_grad():
         memory = model.write(images)
@@ -380,7 +403,7 @@ def recall(argv: list[str]) -> int:
     from kanerva.seeding import stream
 
     model = _load(options["run"], options["device"])
-    images = _pixels_for(model, options, count=model_episode(options["run"]))
+    images = _pixels_for(model, options)
     cue = make_cue(options["cue"], images, stream(options["seed"], "cue", device=model.device))
     with torch.no_grad():
         if options["memory"]:
@@ -404,14 +427,6 @@ def recall(argv: list[str]) -> int:
         f"step 1 {errors[0]:.4f}, step {last} {errors[-1]:.4f}"
     )
     return 0
-
-
-def model_episode(run: str) -> int:
-    """The episode length a run was trained with; 32 where that is not known."""
-    from kanerva.runs import read_run_config
-
-    path = Path(run)
-    return read_run_config(path).episode_length if (path / "config.yaml").is_file() else 32
 
 
 # data

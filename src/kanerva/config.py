@@ -43,7 +43,7 @@ class MemoryConfig:
 
     channels: int = 3
     size: int = 64  # Hm = Wm
-    reads: int = 2  # K, chosen in §4.4
+    reads: int = 2  # K, chosen in §4.3
     block: int = 16  # h = w of one read. ours: the paper gives no block size
     base: int = 256  # feature maps of the writer's first layer, halved per layer
 
@@ -93,7 +93,7 @@ class LikelihoodConfig:
     """Bernoulli for binarized sets, a discretized mixture of logistics for 8-bit pixels (§4)."""
 
     kind: Literal["bernoulli", "logistic_mixture"] = "bernoulli"
-    components: int = 10  # of the mixture
+    components: int = 10  # of the mixture. ours
 
     def __post_init__(self) -> None:
         _positive(self, "components")
@@ -136,10 +136,10 @@ class OptimConfig:
     """LARS around Adam, one-cycle cosine (App. E)."""
 
     optimiser: Literal["lars_adam", "adamw"] = "lars_adam"
-    lr: float = 1e-2  # ours, for lars_adam: relative to a weight matrix's norm
-    betas: tuple[float, float] = (0.9, 0.999)
+    lr: float = 5e-3  # ours, for lars_adam: relative to a weight matrix's norm
+    betas: tuple[float, float] = (0.9, 0.999)  # Adam's own
     weight_decay: float = 1e-3  # not on biases and norm affines
-    warmup_epochs: float = 10.0  # linear, at most a tenth of the run
+    warmup_epochs: float = 10.0  # linear; at most a tenth of the run (ours)
     clip: float = 10.0  # ours: gradient norm
     ema: float = 0.0  # ours: decay of an average of the weights; 0 switches off
 
@@ -161,8 +161,8 @@ class RunConfig(ModelConfig):
     preset: str = "glyphs"
     data: DataConfig = field(default_factory=DataConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
-    episode_length: int = 32  # T. ours: the paper trains between 5 and 64 (§4.4)
-    batch: int = 8  # episodes of one step
+    episode_length: int = 32  # T. ours: the paper trains between 5 and 64 (§4.3)
+    batch: int = 8  # episodes of one step. ours
     steps: int | None = None  # length of the run; None: `epochs` decides
     epochs: int = 500
     seed: int = 0

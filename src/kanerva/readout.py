@@ -10,7 +10,7 @@ from kanerva.shapes import Embedding, Traces
 
 
 class ReadoutPosterior(nn.Module):
-    """q(Z|X): amortised, straight from the embedding ("stable top branch", Fig. 4)."""
+    """q(Z|X): amortised, straight from the embedding ("stable top branch", Fig. 5)."""
 
     def __init__(self, config: ReadoutConfig, embedding: int) -> None:
         super().__init__()

@@ -5,7 +5,7 @@ import math
 import torch
 
 from kanerva.data.episodes import FixedEpisodes
-from kanerva.evaluation.bound import Chunk, Score, score
+from kanerva.evaluation.bound import Chunk, Score, bound, score
 from kanerva.memory.heap import Memory
 from kanerva.models.base import ElboTerms, MemoryModel
 
@@ -62,9 +62,11 @@ def left_out(model: MemoryModel, episodes: FixedEpisodes, limit: int) -> Score |
 def controls(
     model: MemoryModel, episodes: FixedEpisodes, images: int = IMAGES
 ) -> dict[str, Score | None]:
-    """All three, on the first episodes that hold `images` images."""
+    """All three on the first episodes that hold `images` images, and the bound on the same ones:
+    `own`, what each control is to be compared with."""
     limit = min(math.ceil(images / episodes.episode_length), len(episodes))
     return {
+        "own": bound(model, episodes, limit=limit, title="own"),
         "left_out": left_out(model, episodes, limit),
         "other": other(model, episodes, limit),
         "zeroed": zeroed(model, episodes, limit),

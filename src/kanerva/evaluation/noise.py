@@ -1,4 +1,7 @@
-"""Cues: what is left of an image when it is to be recalled. Noisy (§4.1) or partly hidden."""
+"""Cues: what is left of an image when it is to be recalled. Noisy (§4.1) or partly hidden.
+
+The paper does not give the strength of its noises; the defaults are ours.
+"""
 
 from collections.abc import Callable
 

@@ -209,12 +209,13 @@ def table(record: dict[str, Any]) -> str:
     row("paper_style (no bound)", record["paper_style"])
     for how, entry in record.get("other_binarizations", {}).items():
         row(f"bound, {how}", entry)
-    for name in ("left_out", "other", "zeroed"):
-        row(f"control: {name}", record["controls"][name])
+    lines.append(f"given another memory, on {record['controls']['n_images']} images:")
+    for name in ("own", "left_out", "other", "zeroed"):
+        row(f"  {name}", record["controls"][name])
     lines += [
         "",
-        f"bound ± {record['bound']['ci95']:.2f} (95 % over images); controls on "
-        f"{record['controls']['n_images']} images; floor ln T = {math.log(record['T']):.2f}",
+        f"bound ± {record['bound']['ci95']:.2f} (95 % over images); floor ln T = "
+        f"{math.log(record['T']):.2f}",
     ]
     return "\n".join(lines)
 
@@ -223,21 +224,21 @@ def compare(records: list[dict[str, Any]]) -> str:
     """Records side by side, the best bound of each preset first."""
     head = (
         f"{'preset':<14}{'model':<12}{'seed':>5}{'T':>5}{'bound':>9}{'± ci95':>8}{'bits/dim':>10}"
-        f"{'paper_style':>13}{'left_out':>10}{'other':>9}{'zeroed':>9}{'floats/img':>12}"
+        f"{'paper_style':>13}{'own':>9}{'left_out':>10}{'other':>9}{'zeroed':>9}{'floats/img':>12}"
         f"{'bits/img':>10}{'params':>12}{'img/s':>8}  images"
     )
     lines = [head]
     for r in sorted(records, key=lambda r: (r["preset"], r["bound"]["nll_nats"])):
         shown = [
             "-" if r["controls"][name] is None else f"{r['controls'][name]['nll_nats']:.2f}"
-            for name in ("left_out", "other", "zeroed")
+            for name in ("own", "left_out", "other", "zeroed")
         ]
         rate = "-" if r["images_per_s"] is None else f"{r['images_per_s']:.0f}"
         lines.append(
             f"{r['preset']:<14}{r['model']:<12}{r['seed']:>5}{r['T']:>5}"
             f"{r['bound']['nll_nats']:9.2f}{r['bound']['ci95']:8.2f}"
             f"{r['bound']['bits_per_dim']:10.4f}{r['paper_style']['nll_nats']:13.2f}"
-            f"{shown[0]:>10}{shown[1]:>9}{shown[2]:>9}{r['memory']['floats_per_image']:12g}"
+            f"{shown[0]:>9}{shown[1]:>10}{shown[2]:>9}{shown[3]:>9}{r['memory']['floats_per_image']:12g}"
             f"{r['memory']['bits_per_image']:10g}{r['params']:12,}{rate:>8}"
             f"  {r['n_images']}{' (part)' if r['partial'] else ''}"
         )

@@ -1,4 +1,4 @@
-"""f_ST: cut blocks out of a memory with a spatial transformer (Eq. 5, App. A). Pure functions."""
+"""f_ST: cut blocks out of a memory with a spatial transformer (Eq. 5, 8 and 9). Pure functions."""
 
 import torch
 

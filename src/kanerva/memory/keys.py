@@ -18,7 +18,7 @@ def window(keys: Keys) -> Windows:
 
 
 class KeyNetwork(nn.Module):
-    """q(Y|X) = N(mu_key(E), sigma_key(E)^2): K heads of three numbers for each sample (Eq. 7)."""
+    """q(Y|X) = N(mu_key(E), sigma_key(E)^2): K heads of three numbers for each sample (Eq. 6)."""
 
     def __init__(self, config: KeyConfig, embedding: int, reads: int) -> None:
         super().__init__()

@@ -129,6 +129,9 @@ class MemoryModel(
     ) -> Float[Tensor, "*B T C H W"]: ...
 
     @abstractmethod
+    def reconstruct(self, images: Images) -> Float[Tensor, "*B T C H W"]: ...
+
+    @abstractmethod
     def elbo(
         self,
         images: Images,

@@ -46,14 +46,14 @@ class KanervaPlusPlus(MemoryModel):
         outputs = self.likelihood.outputs(channels)
         self.decoder = Decoder(config.decoder, config.readout.size, outputs, height, width)
 
-    # Write (§3.3, Fig. 2)
+    # Write (§3.3, Fig. 3)
 
     def write(self, images: Images) -> Memory:
         """Embed the episode, pool it, write M = f_mem(f_enc(X)): one deterministic pass."""
         maps = self.writer(self.encoder(self.as_episodes(images)))
         return Memory(maps if images.ndim == 5 else maps[0])
 
-    # Generate (§3.4, Fig. 3)
+    # Generate (§3.4, Fig. 4)
 
     @torch.no_grad()
     def generate(
@@ -66,7 +66,7 @@ class KanervaPlusPlus(MemoryModel):
     ) -> Float[Tensor, "*B T C H W"]:
         """Draw keys from their prior, read, draw a readout, decode its expected pixels.
 
-        `near=(key, spread)` draws keys around one instead: y + spread * noise (§4.2).
+        `near=(key, spread)` draws keys around one instead: y + spread * noise (§4.1.1).
         """
         maps, reads = self.as_maps(memory), self.config.memory.reads
         if num_samples < 0:
@@ -83,7 +83,7 @@ class KanervaPlusPlus(MemoryModel):
         images = self.likelihood.mean(self.decoder(readout))
         return images if memory.is_batch else images[0]
 
-    # Read, and iterative read (§3.5, Fig. 4)
+    # Read, and iterative read (§3.5, Fig. 5)
 
     def read(self, memory: Memory, keys: Float[Tensor, "*B T K 3"]) -> DiagonalNormal:
         """The learned prior p(Z | M-hat, Y), (B, T, L); B = 1 for one episode."""
@@ -104,7 +104,7 @@ class KanervaPlusPlus(MemoryModel):
     ) -> Float[Tensor, "S *B T C H W"]:
         """Hold M; infer a key from the last picture, read there, decode, again: every step.
 
-        Eq. 6 draws Y* ~ q(Y | X-hat); by default we take the mean of each distribution, so that
+        Eq. 7 draws Y* ~ q(Y | X-hat); by default we take the mean of each distribution, so that
         recalling is a function of memory and cue. `sample=True` draws keys as printed.
         """
         if steps < 1:
@@ -118,6 +118,13 @@ class KanervaPlusPlus(MemoryModel):
             picture = self.likelihood.mean(self.decoder(readout))
             pictures.append(picture if memory.is_batch else picture[0])
         return torch.stack(pictures)
+
+    @torch.no_grad()
+    def reconstruct(self, images: Images) -> Float[Tensor, "*B T C H W"]:
+        """Decode the mean of q(Z|X), Fig. 5's training branch: the memory takes no part in it."""
+        embedding = self.encoder(self.as_episodes(images))
+        pixels = self.likelihood.mean(self.decoder(self.readout_posterior(embedding).mean))
+        return pixels if images.ndim == 5 else pixels[0]
 
     # The bound (§3.2)
 

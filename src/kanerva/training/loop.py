@@ -7,6 +7,7 @@ checkpoint ends with the same weights as one that was never stopped (same machin
 
 import copy
 import math
+import os
 import signal
 import time
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ from PIL import Image
 
 from kanerva.config import RunConfig
 from kanerva.data.episodes import FixedEpisodes, TrainingEpisodes
-from kanerva.errors import NumbersWentBad
+from kanerva.errors import NumbersWentBad, UserError
 from kanerva.evaluation.bound import bound
 from kanerva.models import build
 from kanerva.models.base import Images, MemoryModel
@@ -77,6 +78,12 @@ def train(
 
     Everything that can be wrong with the input is found before anything is written.
     """
+    if config.precision == "bf16-mixed" and accelerator == "cpu":
+        if "ONEDNN_MAX_CPU_ISA" not in os.environ:
+            raise UserError(
+                "bf16-mixed on a CPU: set ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 in the environment "
+                "first (without it some processors stop with 'Illegal instruction'), or use 32-true"
+            )
     deadline = None if minutes is None else time.monotonic() + 60 * minutes
     train_set = load_split(config, "train", data_root)
     validation_set = load_split(config, "validation", data_root)
@@ -285,11 +292,14 @@ def describe(terms: dict[str, float]) -> str:
 
 
 def sample_sheet(model: MemoryModel, episode: Images, generator: torch.Generator) -> Image.Image:
-    """True images, the same read back from memory once, and what random keys give."""
+    """True images, the same reconstructed and read back from memory, and what random keys give."""
     memory = model.write(episode)
-    recalled = model.recall(memory, episode, steps=1)[0]
-    generated = model.generate(memory, len(episode), generator=generator)
     return sheet(
-        [("written", episode), ("read back", recalled), ("random keys", generated)],
+        [
+            ("written", episode),
+            ("reconstructed: q(z|x)", model.reconstruct(episode)),
+            ("read back from memory", model.recall(memory, episode, steps=1)[0]),
+            ("random keys", model.generate(memory, len(episode), generator=generator)),
+        ],
         columns=len(episode),
     )

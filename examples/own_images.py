@@ -1,0 +1,77 @@
+"""A folder of your own images: train on it, write some to memory, read them back.
+
+    python examples/own_images.py [FOLDER] [--steps N]
+
+Without a folder it draws one first: discs and squares in many colours.
+"""
+
+import argparse
+import random
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+from PIL import Image, ImageDraw
+
+import kanerva
+from kanerva import data
+from kanerva.config import DecoderConfig, EncoderConfig, MemoryConfig, OptimConfig, ReadoutConfig
+from kanerva.pictures import sheet
+from kanerva.presets import preset
+from kanerva.training.loop import train
+
+
+def draw_folder(folder: Path, count: int = 400) -> Path:
+    """Simple pictures of different sizes, as a stand-in for yours."""
+    folder.mkdir(parents=True)
+    dice = random.Random(0)
+    for index in range(count):
+        picture = Image.new("RGB", (48, 40), tuple(dice.randrange(60) for _ in range(3)))
+        left, top, size = dice.randrange(4, 24), dice.randrange(4, 16), dice.randrange(10, 20)
+        shape = ImageDraw.Draw(picture)
+        draw = shape.ellipse if index % 2 else shape.rectangle
+        draw(
+            (left, top, left + size, top + size), fill=tuple(dice.randrange(256) for _ in range(3))
+        )
+        picture.save(folder / f"{index:04d}.png")
+    return folder
+
+
+def main(folder: Path | None = None, steps: int = 150, work: Path | None = None) -> Path:
+    work = work or Path(tempfile.mkdtemp(prefix="kanerva-"))
+    folder = folder or draw_folder(work / "drawings")
+    config = replace(
+        preset("images"),
+        data=replace(preset("images").data, folder=str(folder)),
+        image=(3, 24, 24),  # images are cropped about the centre and resized to this
+        encoder=EncoderConfig(width=8),
+        memory=MemoryConfig(base=32),
+        readout=ReadoutConfig(size=16, hidden=64, prior_width=8),
+        decoder=DecoderConfig(base=32),
+        optim=OptimConfig(warmup_epochs=1.0),
+        episode_length=8,
+        batch=4,
+        steps=steps,
+        validate_every=max(steps // 3, 1),
+        validate_episodes=4,
+    )
+    train(config, work / "run")
+
+    model = kanerva.load(work / "run")
+    images = data.load_folder(folder, "test", size=(24, 24)).images[:8] / 255
+    memory = model.write(images)
+    memory.save(work / "episode.safetensors")
+    recalled = model.recall(memory, images, steps=3)
+    picture = work / "recalled.png"
+    rows = [("written", images), ("reconstructed", model.reconstruct(images))]
+    sheet([*rows, ("read back, step 3", recalled[-1])], columns=8).save(picture)
+    print(f"bound: {model.elbo(images).nll_nats.mean():.0f} nats per image\n{picture}")
+    return picture
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path, nargs="?")
+    parser.add_argument("--steps", type=int, default=150)
+    options = parser.parse_args()
+    main(options.folder, options.steps)

@@ -1,0 +1,41 @@
+"""Figures in prose come from records: rewrite the marked blocks of Markdown files.
+
+A block stands between `<!-- table: results/a.json -->` (one record, as `kanerva evaluate` prints
+it) or `<!-- compare: results/*/*.json -->` (several, as `kanerva compare`) and `<!-- end -->`.
+
+    python -m kanerva.evaluation.quote README.md RESULTS.md
+"""
+
+import re
+import sys
+from pathlib import Path
+
+from kanerva.errors import UserError
+from kanerva.evaluation.record import compare, read_record, table
+
+BLOCK = re.compile(r"(<!-- (table|compare): (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def quoted(text: str, root: Path) -> str:
+    """The text with every marked block made anew from the records it names."""
+
+    def fill(block: re.Match[str]) -> str:
+        opening, kind, pattern, closing = block.groups()
+        paths = sorted(root.glob(pattern))
+        if not paths:
+            raise UserError(f"no record matches {pattern} under {root}")
+        records = [read_record(path) for path in paths]
+        body = table(records[0]) if kind == "table" else compare(records)
+        return f"{opening}```text\n{body}\n```\n{closing}"
+
+    return BLOCK.sub(fill, text)
+
+
+def main(files: list[str]) -> None:
+    """Rewrite the files in place; patterns are relative to each file's folder."""
+    for file in map(Path, files):
+        file.write_text(quoted(file.read_text(), file.resolve().parent))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,35 @@
+"""The examples run, at toy size."""
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+from PIL import Image
+
+FOLDER = Path(__file__).parents[1] / "examples"
+
+
+def example(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_module_with_a_memory_of_its_own_learns_to_answer():
+    assert example("memory_in_your_module").main(120) < 0.7  # guessing gives 1
+
+
+def test_a_folder_of_ones_own_images(tmp_path: Path):
+    module = example("own_images")
+    folder = module.draw_folder(tmp_path / "mine", count=120)
+    picture = module.main(folder, steps=3, work=tmp_path / "work")
+    with Image.open(picture) as image:
+        assert image.width > 8 * 24 * 2
+    assert (tmp_path / "work" / "episode.safetensors").is_file()
+
+
+def test_every_example_has_a_test():
+    tested = Path(__file__).read_text()
+    assert all(f'"{path.stem}"' in tested for path in FOLDER.glob("*.py"))

@@ -1,0 +1,84 @@
+"""The README's commands and code run as printed, and its figures are those of the records."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from kanerva.cli import VERBS, main
+from kanerva.evaluation.quote import quoted
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+TOY = [
+    "--steps", "3", "--encoder.width", "4", "--memory.base", "8", "--keys.hidden", "8",
+    "--readout.hidden", "8", "--readout.prior-width", "4", "--decoder.base", "8",
+    "--validate-episodes", "2", "--device", "cpu",
+]  # fmt: skip
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+def commands() -> list[list[str]]:
+    lines = "\n".join(blocks("sh")).splitlines()
+    found = [shlex.split(line, comments=True) for line in lines]
+    return [words[1:] for words in found if words and words[0] == "kanerva"]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a demo run in it, trained for three steps instead of two thousand."""
+    place = tmp_path_factory.mktemp("readme")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        assert main(["train", "--preset", "glyphs", "--run", "runs/demo", *TOY]) == 0
+    return place
+
+
+def test_the_library_example_runs_as_printed(place: Path, monkeypatch, capsys):
+    monkeypatch.chdir(place)
+    (code,) = blocks("python")
+    names: dict = {}
+    exec(compile(code, "README.md", "exec"), names)
+    assert names["recalled"].shape == (10, 8, 1, 28, 28)
+    assert names["samples"].shape == (64, 1, 28, 28) and names["nearby"].shape == (16, 1, 28, 28)
+    assert re.fullmatch(r"\d+\.\d nats per image\n", capsys.readouterr().out)
+
+
+def test_the_commands_run_as_printed(place: Path, monkeypatch):
+    monkeypatch.chdir(place)
+    assert {words[0] for words in commands()} == set(VERBS)
+    for words in commands():
+        toy = TOY if words[0] == "train" and "--resume" not in words else []
+        less = ["--episodes", "2"] if words[0] == "evaluate" else []
+        assert main([*words, *toy, *less]) == 0, words
+
+
+def test_every_make_target_named_exists():
+    makefile = (ROOT / "Makefile").read_text()
+    for target in re.findall(r"^make (\w[\w-]*)", "\n".join(blocks("sh")), re.MULTILINE):
+        assert f"\n{target}:" in makefile
+
+
+@pytest.mark.parametrize("name", ["README.md", "RESULTS.md"])
+def test_figures_are_those_of_the_records(name: str):
+    text = (ROOT / name).read_text()
+    assert "<!-- end -->" in text and quoted(text, ROOT) == text
+
+
+def test_links_lead_somewhere():
+    for target in re.findall(r"\]\((?!http|#)([^)]+)\)", README):
+        assert (ROOT / target).exists(), target
+
+
+def test_the_map_names_every_module():
+    tree = re.search(r"```text\nsrc/kanerva/.*?```", README, re.DOTALL)
+    assert tree is not None
+    for file in (ROOT / "src/kanerva").rglob("*.py"):
+        if not file.name.startswith("__"):
+            inner = file.parent.name == "data" and file.stem in ("cache", "fetch", "image_set")
+            inner = inner or file.stem in ("base", "binarize")
+            assert inner or file.stem in tree.group(), file
