@@ -200,8 +200,8 @@ def table(record: dict[str, Any]) -> str:
         if entry is None:
             lines.append(f"{name:<22}{'none':>9}")
             return
-        figures = "".join(f"{entry[k]:9.2f}" for k in ("nll_nats", "recon", "kl_z", "kl_y"))
-        lines.append(f"{name:<22}{figures}{entry['bits_per_dim']:10.4f}")
+        figures = "".join(f" {entry[k]:8.2f}" for k in ("nll_nats", "recon", "kl_z", "kl_y"))
+        lines.append(f"{name:<22}{figures} {entry['bits_per_dim']:9.4f}")
 
     row("bound", record["bound"])
     if "iwae" in record:

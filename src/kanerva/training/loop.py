@@ -88,6 +88,8 @@ def train(
     train_set = load_split(config, "train", data_root)
     validation_set = load_split(config, "validation", data_root)
     fabric = Fabric(accelerator=accelerator, devices=1, precision=config.precision)
+    if fabric.device.type == "cuda":
+        torch.set_float32_matmul_precision("high")  # TF32 where float32 products remain
     episodes = TrainingEpisodes(
         train_set,
         episode_length=config.episode_length,
