@@ -222,24 +222,37 @@ def table(record: dict[str, Any]) -> str:
 
 def compare(records: list[dict[str, Any]]) -> str:
     """Records side by side, the best bound of each preset first."""
-    head = (
-        f"{'preset':<14}{'model':<12}{'seed':>5}{'T':>5}{'bound':>9}{'± ci95':>8}{'bits/dim':>10}"
-        f"{'paper_style':>13}{'own':>9}{'left_out':>10}{'other':>9}{'zeroed':>9}{'floats/img':>12}"
-        f"{'bits/img':>10}{'params':>12}{'img/s':>8}  images"
-    )
-    lines = [head]
-    for r in sorted(records, key=lambda r: (r["preset"], r["bound"]["nll_nats"])):
-        shown = [
-            "-" if r["controls"][name] is None else f"{r['controls'][name]['nll_nats']:.2f}"
-            for name in ("own", "left_out", "other", "zeroed")
+    rows = [
+        ["preset", "model", "seed", "T", "bound", "± ci95", "bits/dim", "paper_style"]
+        + [
+            "own",
+            "left_out",
+            "other",
+            "zeroed",
+            "floats/img",
+            "bits/img",
+            "params",
+            "img/s",
+            "images",
         ]
-        rate = "-" if r["images_per_s"] is None else f"{r['images_per_s']:.0f}"
-        lines.append(
-            f"{r['preset']:<14}{r['model']:<12}{r['seed']:>5}{r['T']:>5}"
-            f"{r['bound']['nll_nats']:9.2f}{r['bound']['ci95']:8.2f}"
-            f"{r['bound']['bits_per_dim']:10.4f}{r['paper_style']['nll_nats']:13.2f}"
-            f"{shown[0]:>9}{shown[1]:>10}{shown[2]:>9}{shown[3]:>9}{r['memory']['floats_per_image']:12g}"
-            f"{r['memory']['bits_per_image']:10g}{r['params']:12,}{rate:>8}"
-            f"  {r['n_images']}{' (part)' if r['partial'] else ''}"
+    ]
+    for r in sorted(records, key=lambda r: (r["preset"], r["bound"]["nll_nats"])):
+        name = r["model"] + (f"-{r['variant']}" if r["variant"] else "")
+        tried = [r["controls"][name] for name in ("own", "left_out", "other", "zeroed")]
+        rows.append(
+            [r["preset"], name, str(r["seed"]), str(r["T"])]
+            + [f"{r['bound'][key]:.2f}" for key in ("nll_nats", "ci95")]
+            + [f"{r['bound']['bits_per_dim']:.4f}", f"{r['paper_style']['nll_nats']:.2f}"]
+            + ["-" if entry is None else f"{entry['nll_nats']:.2f}" for entry in tried]
+            + [f"{r['memory'][key]:g}" for key in ("floats_per_image", "bits_per_image")]
+            + [f"{r['params']:,}", "-" if r["images_per_s"] is None else f"{r['images_per_s']:.0f}"]
+            + [f"{r['n_images']}{' (part)' if r['partial'] else ''}"]
         )
-    return "\n".join(lines)
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if i < 2 else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    )
