@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-RUN ?= runs/demo
+RUN := runs/demo
 
 .PHONY: help setup demo test docs lint format clean
 
@@ -25,12 +25,14 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $(STAMP)
 
 demo: setup
+	@test ! -e $(RUN) || test -f $(RUN)/config.yaml || { echo "$(RUN) is no run folder: not replaced" >&2; exit 2; }
 	rm -rf $(RUN)
 	$(BIN)/kanerva train --preset glyphs --run $(RUN)
 	$(BIN)/kanerva evaluate $(RUN)
-	@printf '\npictures: each row of reconstructions below its originals; generations; recall\n%s\n' $(RUN)/reconstructions.png
+	@printf '\npictures:\n%s\n' $(RUN)/reconstructions.png
 	@$(BIN)/kanerva generate $(RUN)
 	@$(BIN)/kanerva recall $(RUN)
+	@printf '\nnext: . $(BIN)/activate, then the README\n'
 
 test: setup lint
 	$(BIN)/pytest -q
@@ -48,4 +50,4 @@ format: setup
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) $(RUN) .pytest_cache .ruff_cache build dist src/*.egg-info
+	rm -rf $(VENV) runs/demo .pytest_cache .ruff_cache build dist src/*.egg-info

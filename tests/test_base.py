@@ -221,6 +221,12 @@ def test_floats_of_another_precision_are_taken_as_they_are_meant(
     torch.testing.assert_close(model.write(images.to(dtype)).map, model.write(images).map)
 
 
-def test_bytes_are_levels_of_255(model: KanervaPlusPlus):
-    levels = torch.randint(256, (3, *model.config.image), dtype=torch.uint8)
-    torch.testing.assert_close(model.as_episodes(levels), levels.float()[None] / 255)
+def test_bytes_are_levels_of_255(tiny_colour: ModelConfig):
+    levels = torch.randint(256, (3, *tiny_colour.image), dtype=torch.uint8)
+    torch.testing.assert_close(build(tiny_colour).as_episodes(levels), levels.float()[None] / 255)
+
+
+def test_bytes_are_refused_where_pixels_are_bits(model: KanervaPlusPlus):
+    """Bits drawn by `binarize` are bytes 0 and 1: dividing them by 255 would lose them silently."""
+    with pytest.raises(UserError, match="got uint8"):
+        model.write(torch.ones(3, *model.config.image, dtype=torch.uint8))

@@ -68,7 +68,7 @@ def test_train_resume_evaluate_compare(capsys: pytest.CaptureFixture[str]):
     assert main(["compare", str(run), "results/mnist/kpp-paper-s0.json"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 3 and lines[1] == lines[2]
-    assert lines[1].split()[4] == f"{record['bound']['nll_nats']:.2f}"
+    assert lines[1].split()[5] == f"{record['bound']['nll_nats']:.2f}"
 
 
 def test_a_run_says_what_its_config_says(trained: Path):

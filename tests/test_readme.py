@@ -82,3 +82,31 @@ def test_the_map_names_every_module():
             inner = file.parent.name == "data" and file.stem in ("cache", "fetch", "image_set")
             inner = inner or file.stem in ("base", "binarize")
             assert inner or file.stem in tree.group(), file
+
+
+def test_imports_go_one_way_down_the_map():
+    """A file imports only from its own line of the map or from lines above it."""
+    tree = re.search(r"```text\nsrc/kanerva/.*?```", README, re.DOTALL)
+    assert tree is not None
+    rank: dict[str, int] = {}
+    for number, line in enumerate(tree.group().splitlines()[2:]):
+        words = line.split()
+        if words and words[0] == "tests/":
+            break
+        for word in [words[0]] if words[0].endswith("/") else re.split(r"\s{2,}", line.strip()):
+            for name in word.split():
+                rank.setdefault(name.strip("/"), number)
+    package = ROOT / "src/kanerva"
+    for file in package.rglob("*.py"):
+        part = file.relative_to(package).parts[0].removesuffix(".py")
+        if part.startswith("__"):
+            continue
+        for found in re.findall(r"^\s*from kanerva\.(\w+)", file.read_text(), re.MULTILINE):
+            assert rank[found] <= rank[part], f"{file} imports {found}, which stands below it"
+
+
+def test_the_version_stands_once():
+    import kanerva
+
+    assert f"version: {kanerva.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+    assert f"## {kanerva.__version__}\n" in (ROOT / "CHANGELOG.md").read_text()

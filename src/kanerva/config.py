@@ -18,7 +18,9 @@ def _positive(config: object, *names: str) -> None:
     for name in names:
         value = getattr(config, name)
         if not 0 < value < math.inf:  # NaN fails too
-            raise UserError(f"{type(config).__name__}.{name} must be positive, got {value}")
+            group = type(config).__name__.removesuffix("Config").lower()
+            label = name if group in ("run", "model") else f"{group}.{name}"
+            raise UserError(f"{label} must be positive, got {value}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +126,7 @@ class ModelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """Which images, and how grey pixels become bits (EVALUATION: name it beside every figure)."""
+    """Which images, and how grey pixels become bits: named beside every figure."""
 
     set: Literal["glyphs", "mnist", "omniglot", "fashion_mnist", "cifar10", "images"] = "glyphs"
     binarization: Literal["sample", "threshold", "dither", "none"] = "sample"
@@ -147,11 +149,11 @@ class OptimConfig:
         _positive(self, "lr", "clip")
         if not 0 <= self.ema < 1:
             raise UserError(f"optim.ema must lie in [0, 1), got {self.ema}")
-        if self.weight_decay < 0 or self.warmup_epochs < 0:
-            raise UserError(
-                f"optim.weight_decay={self.weight_decay} and optim.warmup_epochs="
-                f"{self.warmup_epochs} must not be negative"
-            )
+        for name in ("weight_decay", "warmup_epochs"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise UserError(f"optim.{name} must not be negative, got {getattr(self, name)}")
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise UserError(f"optim.betas must lie in [0, 1), got {self.betas}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,8 +232,11 @@ def _coerce(hint: Any, value: Any, where: str) -> Any:
         if not isinstance(value, list | tuple) or len(value) != len(args):
             raise UserError(f"{where} must be a list of {len(args)} values, got {value!r}")
         return tuple(_coerce(a, v, where) for a, v in zip(args, value, strict=True))
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+    if hint is float and isinstance(value, int | str) and not isinstance(value, bool):
+        try:
+            return float(value)  # YAML reads 1e-3 as a string
+        except ValueError:
+            pass
     if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
         raise UserError(f"{where} must be {hint.__name__}, got {value!r}")
     return value

@@ -44,4 +44,5 @@ def device_name(device: torch.device) -> str:
     """The accelerator's name, or `cpu` with its number of threads."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return f"{device.type}, {torch.get_num_threads()} threads"
+    count = torch.get_num_threads()
+    return f"{device.type}, {count} thread{'' if count == 1 else 's'}"

@@ -5,7 +5,10 @@ import io
 import os
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import yaml
 from tqdm import tqdm
@@ -66,6 +69,48 @@ def read_yaml(path: Path) -> object:
         raise UserError(f"{path} is not readable YAML: {reason}") from error
 
 
+FREE_ON_RESUME = {"steps", "epochs", "log_every"}  # all else would make another run
+
+
+def check_same_run(run: Path, was: dict[str, Any], now: RunConfig) -> None:
+    """Going on with other options would be another run: refuse, and name the option."""
+    before, after = flatten(was), flatten(to_dict(now))
+    for key in sorted(before.keys() | after.keys()):
+        old, new = before.get(key), after.get(key)
+        if old != new and key not in FREE_ON_RESUME:
+            raise UserError(
+                f"{run} was started with {key}={old}, not {new}: resume it as it was, or start "
+                "another --run"
+            )
+
+
+def flatten(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{"memory": {"size": 8}} as {"memory.size": 8}."""
+    flat: dict[str, Any] = {}
+    for key, value in nested.items():
+        inner = flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else None
+        flat |= {prefix + key: value} if inner is None else inner
+    return flat
+
+
+@contextmanager
+def locked(run: Path) -> Iterator[None]:
+    """Keep other processes out of a run folder while one trains in it; a kill lets go."""
+    try:
+        import fcntl
+    except ImportError:  # not on this system
+        yield
+        return
+    handle = os.open(run / "checkpoints", os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError as error:
+        raise UserError(f"another process is training in {run}") from error
+    finally:
+        os.close(handle)
+
+
 def open_run(run: Path, config: RunConfig, resume: bool) -> None:
     """Make the run folder, or check that it may be gone on with. Never overwrites a run."""
     if run.exists() and not run.is_dir():
@@ -87,8 +132,10 @@ class Journal:
 
     def __init__(self, run: Path, *, step: int, total: int, metrics_bytes: int) -> None:
         self.metrics, self.log = run / "metrics.csv", run / "log.txt"
-        content = self.metrics.read_bytes()[:metrics_bytes] if step else b""
-        self.metrics.write_bytes(content or (",".join(COLUMNS) + "\n").encode())
+        if step and self.metrics.exists():
+            os.truncate(self.metrics, metrics_bytes)  # what lies beyond was not saved
+        else:
+            self.metrics.write_text(",".join(COLUMNS) + "\n")
         self.bar = tqdm(total=total, initial=step, unit="step", disable=None)
         self.spoken = 0.0
 

@@ -1,7 +1,7 @@
 """Episodes: the T images that are written into one memory together.
 
 Training draws episodes and pixels afresh each epoch; evaluation has one fixed draw of both, the
-same for every run and model (EVALUATION.md, Data).
+same for every run and model.
 """
 
 from collections.abc import Iterator

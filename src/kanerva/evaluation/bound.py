@@ -29,7 +29,7 @@ class Score:
     recon: float
     kl_z: float
     kl_y: float
-    ci95: float  # half width over images, of `nll_nats`
+    ci95: float  # half width of `nll_nats`, taking images as independent
     n_images: int
 
     def bits_per_dim(self, image: tuple[int, int, int]) -> float:
@@ -134,4 +134,5 @@ def iwae(
         nll = math.log(samples) - torch.logsumexp(weights.double(), dim=0)
         found.append(nll[chunk.batch.counted].cpu())
     nll = torch.cat(found)
-    return nll.mean().item(), 1.96 * nll.std().item() / math.sqrt(len(nll))
+    spread = nll.std().item() if len(nll) > 1 else 0.0
+    return nll.mean().item(), 1.96 * spread / math.sqrt(len(nll))

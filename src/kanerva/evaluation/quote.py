@@ -11,7 +11,8 @@ import sys
 from pathlib import Path
 
 from kanerva.errors import UserError
-from kanerva.evaluation.record import compare, read_record, table
+from kanerva.evaluation.record import read_record
+from kanerva.evaluation.report import compare, table
 
 BLOCK = re.compile(r"(<!-- (table|compare): (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 

@@ -1,6 +1,6 @@
-"""The record of an evaluation: every figure with how it was made; and its table.
+"""The record of an evaluation: every figure with how it was made.
 
-EVALUATION's rules in short: `bound` is a valid upper bound on -ln p(x|M) in nats per image, one
+The rules in short: `bound` is a valid upper bound on -ln p(x|M) in nats per image, one
 sample of each latent; `paper_style` decodes posterior means and is no bound; controls are bounds
 given another memory; the memory is free, so its size stands beside every figure.
 """
@@ -20,10 +20,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from kanerva.config import RunConfig
 from kanerva.data.episodes import FixedEpisodes
-from kanerva.errors import UserError
+from kanerva.errors import NumbersWentBad, UserError
 from kanerva.evaluation.bound import Score, bound, iwae
 from kanerva.evaluation.controls import IMAGES, controls
-from kanerva.models import load
+from kanerva.models import checkpoint_folder
 from kanerva.models.base import MemoryModel
 from kanerva.provenance import commit, device_name, versions
 from kanerva.runs import load_split, read_run_config
@@ -33,17 +33,19 @@ SECOND_COLUMNS = {"mnist": ["threshold"], "omniglot": ["dither", "threshold"]}
 
 def evaluate(
     run: Path,
+    model: MemoryModel,
     *,
     split: str = "test",
     episodes: int | None = None,
     iwae_samples: int = 0,
     control_images: int = IMAGES,
+    variant: str | None = None,
     data_root: Path | None = None,
-    device: str | torch.device = "cpu",
 ) -> dict[str, Any]:
-    """Score a run's best checkpoint and return its record."""
-    config = read_run_config(run)
-    model = load(run, device=device)
+    """Score a run's best checkpoint, `model`, and return its record."""
+    config, facts = read_run_config(run), training_facts(run)
+    if model.config != config.model_config():
+        raise UserError(f"{run / 'config.yaml'} does not describe the checkpoint: one was altered")
     images = load_split(config, split, data_root)
 
     def fixed(binarization: Any) -> FixedEpisodes:
@@ -57,13 +59,17 @@ def evaluate(
     scored = fixed(config.data.binarization)
     limit = len(scored) if episodes is None else min(episodes, len(scored))
     headline = bound(model, scored, limit=limit, title="bound")
+    if not math.isfinite(headline.nll_nats):
+        raise NumbersWentBad(f"{run}: the bound is {headline.nll_nats}")
     paper = bound(model, scored, sample=False, limit=limit, title="paper style")
     record: dict[str, Any] = {
         "schema": 1,
         "kind": "evaluation",
         "model": config.model,
         "preset": config.preset,
-        "variant": None,
+        "data": config.data.set,
+        "variant": variant,
+        "checkpoint": checkpoint_folder(run).name.removeprefix(".").removesuffix(".old"),
         "split": split,
         "n_images": headline.n_images,
         "n_episodes": limit,
@@ -71,7 +77,7 @@ def evaluate(
         "seed": config.seed,
         "T": config.episode_length,
         "K": config.memory.reads,
-        "memory": memory_size(model, config),
+        "memory": memory_size(config),
         "z_shape": [config.readout.size],
         "binarization": config.data.binarization,
         "image": list(config.image),
@@ -91,7 +97,7 @@ def evaluate(
             how: as_entry(bound(model, fixed(how), limit=limit, title=how), config)
             for how in SECOND_COLUMNS.get(config.data.set, [])
         }
-    return record | training_facts(run) | {
+    return record | facts | {
         "params": sum(p.numel() for p in model.parameters()),
         "flop_per_image": flop_per_image(model, config),
         "split_hash": scored.fingerprint(limit),
@@ -110,7 +116,7 @@ def as_entry(score: Score, config: RunConfig) -> dict[str, float]:
     return entry | {"bits_per_dim": score.bits_per_dim(config.image)}
 
 
-def memory_size(model: MemoryModel, config: RunConfig) -> dict[str, Any]:
+def memory_size(config: RunConfig) -> dict[str, Any]:
     """Shape, and floats and bits for each image, of all that p reads of an episode."""
     shape = [config.memory.channels, config.memory.size, config.memory.size]
     floats = math.prod(shape) / config.episode_length
@@ -125,18 +131,23 @@ def memory_size(model: MemoryModel, config: RunConfig) -> dict[str, Any]:
 def training_facts(run: Path) -> dict[str, Any]:
     """How long the run trained: images seen, seconds, and the median of its images/s."""
     facts: dict[str, Any] = {"images_seen": None, "images_per_s": None, "wall_s": None}
-    state = run / "checkpoints" / "last" / "state.json"
-    if state.is_file():
-        saved = json.loads(state.read_text())["progress"]
-        facts |= {"images_seen": saved["images_seen"], "wall_s": saved["wall_s"]}
-        facts |= {"steps": saved["step"], "best_step": saved["best_step"]}
-        facts |= {"skipped_steps": saved["skipped"]}
-    metrics = run / "metrics.csv"
-    if metrics.is_file():
-        with metrics.open() as file:
+    last = run / "checkpoints" / "last"
+    try:
+        saved = json.loads((last / "state.json").read_text())["progress"]
+        with (run / "metrics.csv").open() as file:
             rates = [float(r["images_per_s"]) for r in csv.DictReader(file) if r["images_per_s"]]
-        facts["images_per_s"] = statistics.median(rates) if rates else None
-    return facts
+    except FileNotFoundError:  # weights that came without their run
+        return facts
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        raise UserError(f"{run}: state.json or metrics.csv is damaged: {error!r}") from error
+    return {
+        "images_seen": saved["images_seen"],
+        "images_per_s": statistics.median(rates) if rates else None,
+        "wall_s": saved["wall_s"],
+        "steps": saved["step"],
+        "best_step": saved["best_step"],
+        "skipped_steps": saved["skipped"],
+    }
 
 
 def flop_per_image(model: MemoryModel, config: RunConfig) -> float:
@@ -152,7 +163,27 @@ def flop_per_image(model: MemoryModel, config: RunConfig) -> float:
 def record_name(record: dict[str, Any]) -> str:
     """Where a record lies under `results/`."""
     variant = f"-{record['variant']}" if record["variant"] else ""
-    return f"{record['preset']}/{record['model']}{variant}-s{record['seed']}.json"
+    split = "" if record["split"] == "test" else f"-{record['split']}"
+    return f"{record['preset']}/{record['model']}{variant}-s{record['seed']}{split}.json"
+
+
+def run_record_name(record: dict[str, Any]) -> str:
+    """What a record is called in its run folder: a quick look never replaces the full figure."""
+    split = "" if record["split"] == "test" else f"-{record['split']}"
+    return f"evaluation{split}{'-partial' if record['partial'] else ''}.json"
+
+
+def file_record(record: dict[str, Any], results: Path) -> Path:
+    """File a record under `results/`, unless another configuration's or a fuller one is there."""
+    path = results / record_name(record)
+    if path.exists():
+        there = read_record(path)
+        if there["config_hash"] != record["config_hash"]:
+            raise UserError(f"{path} is of another configuration: give this one a --variant name")
+        if record["partial"] and not there["partial"]:
+            raise UserError(f"{path} is of the whole split; a part does not replace it")
+    write_record(record, path)
+    return path
 
 
 def write_record(record: dict[str, Any], path: Path) -> None:
@@ -166,93 +197,24 @@ def write_record(record: dict[str, Any], path: Path) -> None:
         raise UserError(f"cannot write record {path}: {error.strerror}") from error
 
 
+NEEDED = {"model", "preset", "split", "bound", "paper_style", "controls", "memory", "config_hash"}
+
+
 def read_record(path: Path) -> dict[str, Any]:
-    """The record of a run folder, or a record file."""
-    file = path / "evaluation.json" if path.is_dir() else path
-    if not file.is_file():
+    """The record of a run folder (of the whole test set, if it is there), or a record file."""
+    files = [path]
+    if path.is_dir():
+        files = [path / f"evaluation{part}.json" for part in ("", "-partial")]
+    file = next((file for file in files if file.is_file()), None)
+    if file is None:
         what = f"run `kanerva evaluate {path}` first" if path.is_dir() else "no such file"
-        raise UserError(f"no evaluation record at {file}: {what}")
+        raise UserError(f"no evaluation record at {files[0]}: {what}")
     try:
         record = json.loads(file.read_text())
-        if record["kind"] != "evaluation":
-            raise UserError(f"{file} is a record of kind {record['kind']!r}, not of an evaluation")
-        return record
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+    except (json.JSONDecodeError, UnicodeDecodeError, OSError) as error:
         raise UserError(f"{file} is not a record: {error}") from error
-
-
-def table(record: dict[str, Any]) -> str:
-    """A record as the table `kanerva evaluate` prints."""
-    part = f", {record['n_episodes']} episodes only" if record["partial"] else ""
-    memory = record["memory"]
-    lines = [
-        f"{record['model']} on {record['preset']} {record['split']} "
-        f"({record['n_images']} images{part}), T={record['T']}, K={record['K']}, "
-        f"pixels: {record['binarization']}",
-        f"memory {'x'.join(map(str, memory['shape']))} {memory['dtype']}: "
-        f"{memory['floats_per_image']:g} floats, {memory['bits_per_image']:g} bits per image "
-        f"(free: not charged in any figure)",
-        "",
-        f"{'nats per image':<22}{'total':>9}{'recon':>9}{'KL z':>9}{'KL y':>9}{'bits/dim':>10}",
-    ]
-
-    def row(name: str, entry: dict[str, float] | None) -> None:
-        if entry is None:
-            lines.append(f"{name:<22}{'none':>9}")
-            return
-        figures = "".join(f" {entry[k]:8.2f}" for k in ("nll_nats", "recon", "kl_z", "kl_y"))
-        lines.append(f"{name:<22}{figures} {entry['bits_per_dim']:9.4f}")
-
-    row("bound", record["bound"])
-    if "iwae" in record:
-        lines.append(f"{'iwae_' + str(record['iwae']['k']):<22}{record['iwae']['nll_nats']:9.2f}")
-    row("paper_style (no bound)", record["paper_style"])
-    for how, entry in record.get("other_binarizations", {}).items():
-        row(f"bound, {how}", entry)
-    lines.append(f"given another memory, on {record['controls']['n_images']} images:")
-    for name in ("own", "left_out", "other", "zeroed"):
-        row(f"  {name}", record["controls"][name])
-    lines += [
-        "",
-        f"bound ± {record['bound']['ci95']:.2f} (95 % over images); floor ln T = "
-        f"{math.log(record['T']):.2f}",
-    ]
-    return "\n".join(lines)
-
-
-def compare(records: list[dict[str, Any]]) -> str:
-    """Records side by side, the best bound of each preset first."""
-    rows = [
-        ["preset", "model", "seed", "T", "bound", "± ci95", "bits/dim", "paper_style"]
-        + [
-            "own",
-            "left_out",
-            "other",
-            "zeroed",
-            "floats/img",
-            "bits/img",
-            "params",
-            "img/s",
-            "images",
-        ]
-    ]
-    for r in sorted(records, key=lambda r: (r["preset"], r["bound"]["nll_nats"])):
-        name = r["model"] + (f"-{r['variant']}" if r["variant"] else "")
-        tried = [r["controls"][name] for name in ("own", "left_out", "other", "zeroed")]
-        rows.append(
-            [r["preset"], name, str(r["seed"]), str(r["T"])]
-            + [f"{r['bound'][key]:.2f}" for key in ("nll_nats", "ci95")]
-            + [f"{r['bound']['bits_per_dim']:.4f}", f"{r['paper_style']['nll_nats']:.2f}"]
-            + ["-" if entry is None else f"{entry['nll_nats']:.2f}" for entry in tried]
-            + [f"{r['memory'][key]:g}" for key in ("floats_per_image", "bits_per_image")]
-            + [f"{r['params']:,}", "-" if r["images_per_s"] is None else f"{r['images_per_s']:.0f}"]
-            + [f"{r['n_images']}{' (part)' if r['partial'] else ''}"]
-        )
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if i < 2 else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    )
+    if not isinstance(record, dict) or record.get("kind") != "evaluation":
+        raise UserError(f"{file} is not the record of an evaluation")
+    if missing := NEEDED - record.keys():
+        raise UserError(f"{file} is not a whole record: it lacks {', '.join(sorted(missing))}")
+    return record

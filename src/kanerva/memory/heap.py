@@ -1,22 +1,20 @@
 """Memory: what a user holds after writing an episode. Saved as safetensors, never as a pickle."""
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from jaxtyping import Float
 from PIL import Image
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from kanerva.errors import UserError
+from kanerva.tensorfile import read_tensors, write_tensors
 
 _FORMAT = "kanerva-memory-1"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Memory:
     """The memory of one episode (Cm, Hm, Wm), or of a batch of episodes (B, Cm, Hm, Wm)."""
 
@@ -48,30 +46,17 @@ class Memory:
 
     def save(self, path: str | Path) -> None:
         """Write one file, all of it or nothing."""
-        path = Path(path)
-        temporary = path.with_name(f".{path.name}.tmp")
-        tensors = {"map": self.map.detach().cpu().contiguous()}
-        try:
-            save_file(tensors, temporary, metadata={"format": _FORMAT})
-            os.replace(temporary, path)
-        except (OSError, SafetensorError) as error:
-            temporary.unlink(missing_ok=True)
-            raise UserError(f"cannot write memory {path}: {error}") from error
+        write_tensors(Path(path), {"map": self.map}, {"format": _FORMAT})
 
     @classmethod
     def load(cls, path: str | Path) -> "Memory":
-        """Read what `save` wrote."""
-        path = Path(path)
-        if not path.is_file():
-            raise UserError(f"no memory file at {path}")
-        try:
-            with safe_open(path, framework="pt") as file:
-                found = (file.metadata() or {}).get("format")
-                if found != _FORMAT:
-                    raise UserError(f"{path} is not a saved memory (format {found})")
-                return cls(file.get_tensor("map"))
-        except SafetensorError as error:
-            raise UserError(f"{path} is not a readable memory: {error}") from error
+        """Read what `save` wrote; a file that is no memory, or was altered, is refused."""
+        tensors, about = read_tensors(Path(path))
+        if about.get("format") != _FORMAT or "map" not in tensors:
+            raise UserError(f"{path} is not a saved memory (format {about.get('format')})")
+        if not tensors["map"].is_floating_point() or not tensors["map"].isfinite().all():
+            raise UserError(f"{path} holds no finite floating-point map")
+        return cls(tensors["map"].float())
 
     def to_image(self, scale: int = 4) -> Image.Image:
         """The map as a picture: three channels as colours, else channels side by side; a batch in

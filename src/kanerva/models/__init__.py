@@ -28,7 +28,8 @@ def build(config: ModelConfig) -> MemoryModel:
 
 def checkpoint_folder(run: Path) -> Path:
     """A run folder's best checkpoint, else its last; a checkpoint folder is itself."""
-    for folder in (run, run / "checkpoints" / "best", run / "checkpoints" / "last"):
+    names = ["best", ".best.old", "last", ".last.old"]  # old: a save was killed half way
+    for folder in [run, *(run / "checkpoints" / name for name in names)]:
         if (folder / CONFIG).is_file():
             return folder
     raise UserError(f"no checkpoint in {run}: train with `kanerva train --run {run}`")
@@ -37,9 +38,10 @@ def checkpoint_folder(run: Path) -> Path:
 def load(name: str | Path, *, device: str | torch.device = "cpu") -> MemoryModel:
     """A trained model from a run folder, a checkpoint folder or a Hub id, ready to evaluate."""
     path = Path(name)
-    if path.exists() or len(path.parts) != 2:  # a Hub id is owner/name
+    local = len(path.parts) != 2 or path.parts[0] == "runs" or path.parent.is_dir()
+    if local:  # a Hub id is owner/name
         if not path.is_dir():
-            raise UserError(f"no run folder at {path}")
+            raise UserError(f"no run folder at {path} (looked in {Path.cwd()})")
         folder = checkpoint_folder(path)
         model = MODELS[read_config(folder / CONFIG).model]
         return model.from_pretrained(folder, map_location=device)

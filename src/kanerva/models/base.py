@@ -1,6 +1,8 @@
 """What every model offers: write, read, recall, generate, elbo; weights saved as plain files."""
 
+import hashlib
 import json
+import logging
 import os
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -11,14 +13,14 @@ import torch
 from huggingface_hub import PyTorchModelHubMixin, hf_hub_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from jaxtyping import Float, Shaped
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from kanerva.config import ModelConfig, from_dict, to_dict
 from kanerva.errors import UserError
+from kanerva.likelihoods import make_likelihood
 from kanerva.memory.heap import Memory
 from kanerva.shapes import Episode, PerImage
+from kanerva.tensorfile import read_tensors, write_tensors
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 
@@ -96,13 +98,14 @@ class MemoryModel(
 ):
     """A generative model with an episodic memory.
 
-    Images are floats on [0, 1] (or uint8, which are divided by 255): one episode (T, C, H, W) or a
-    batch of them (B, T, C, H, W). What comes back has the batch dimension that went in.
+    Images are floats on [0, 1] (for 8-bit likelihoods also uint8, divided by 255): one episode
+    (T, C, H, W) or a batch (B, T, C, H, W). What comes back has the batch dimension that went in.
     """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
+        self.likelihood = make_likelihood(config.likelihood)
 
     @abstractmethod
     def write(self, images: Images) -> Memory: ...
@@ -170,11 +173,23 @@ class MemoryModel(
         if images.shape[-4] == 0:
             raise UserError("an episode needs at least one image, got none")
         if images.dtype == torch.uint8:
+            if self.config.likelihood.kind == "bernoulli":
+                raise UserError(
+                    "this model takes pixels that are 0 or 1 as floats, got uint8: "
+                    "kanerva.data.binarize, then kanerva.data.to_float"
+                )
             images = images / 255
         if not images.is_floating_point():
             raise UserError(f"expected float images on [0, 1] or uint8, got {images.dtype}")
         images = images.float()
         return images if images.ndim == 5 else images[None]
+
+    def as_pixels(self, images: Images) -> Episode:
+        """An episode that is to be scored: outside training, only pixels p is a density of."""
+        episode = self.as_episodes(images)
+        if not self.training:
+            self.likelihood.check(episode)
+        return episode
 
     def as_maps(self, memory: Memory, images: Images | None = None) -> Float[Tensor, "B Cm Hm Wm"]:
         """Check that a memory fits this model (and the images it is used with)."""
@@ -198,7 +213,7 @@ class MemoryModel(
     # `save_pretrained` adds a card.
 
     def _save_pretrained(self, save_directory: Path) -> None:
-        save_weights(self, self.state_dict(), save_directory)
+        save_weights(self, save_directory)
 
     @classmethod
     def from_pretrained(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -236,6 +251,7 @@ class MemoryModel(
 
 def hub_file(name: str, file: str, **options: object) -> Path:
     """One file of a Hub repository."""
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # its retries are not our words
     try:
         return Path(hf_hub_download(name, file, **options))  # pyright: ignore
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
@@ -245,11 +261,15 @@ def hub_file(name: str, file: str, **options: object) -> Path:
         ) from error
 
 
-def save_weights(model: MemoryModel, state: dict[str, Tensor], folder: Path) -> None:
-    """Write `model.safetensors` and `config.json` into a folder."""
-    tensors = {name: value.detach().cpu().contiguous() for name, value in state.items()}
-    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+def save_weights(model: MemoryModel, folder: Path) -> None:
+    """Write `model.safetensors` and `config.json` into a folder; the first knows the second."""
+    write_tensors(folder / WEIGHTS, model.state_dict(), {"format": "pt", "config": _name(model)})
     (folder / CONFIG).write_text(json.dumps(to_dict(model.config), indent=2) + "\n")
+
+
+def _name(model: MemoryModel) -> str:
+    """A hash of the config, by which weights recognise theirs."""
+    return hashlib.sha256(json.dumps(to_dict(model.config), sort_keys=True).encode()).hexdigest()
 
 
 def read_config(path: Path) -> ModelConfig:
@@ -258,26 +278,16 @@ def read_config(path: Path) -> ModelConfig:
         raise UserError(f"no checkpoint here: {path} is missing")
     try:
         data = json.loads(path.read_text())
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is damaged: {error}") from error
+    except (json.JSONDecodeError, UnicodeDecodeError, OSError) as error:
+        raise UserError(f"{path} is damaged or unreadable: {error}") from error
     return from_dict(ModelConfig, data, where=str(path))
 
 
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """All tensors of a safetensors file."""
-    if not path.is_file():
-        raise UserError(f"no checkpoint here: {path} is missing")
-    try:
-        return load_file(path)
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"{path} is damaged: {error}") from error
-
-
-def load_weights(model: nn.Module, path: Path) -> None:
-    """Fill a model from `model.safetensors`; names and shapes must match exactly."""
-    state = read_tensors(path)
+def load_weights(model: MemoryModel, path: Path) -> None:
+    """Fill a model from `model.safetensors`; names, shapes and config must be those it had."""
+    state, about = read_tensors(path)
     expected = model.state_dict()
-    for name in expected.keys() ^ state.keys():
+    for name in sorted(expected.keys() ^ state.keys()):
         side = "lacks" if name in expected else "has an unknown tensor"
         raise UserError(f"{path} does not fit its config.json: it {side} {name}")
     for name, value in state.items():
@@ -286,4 +296,6 @@ def load_weights(model: nn.Module, path: Path) -> None:
                 f"{path} does not fit its config.json: {name} is {tuple(value.shape)}, "
                 f"not {tuple(expected[name].shape)}"
             )
+    if about.get("config", _name(model)) != _name(model):
+        raise UserError(f"{path} does not fit its config.json, which was altered")
     model.load_state_dict(state)

@@ -20,7 +20,6 @@ from kanerva.decoder import Decoder
 from kanerva.distributions import DiagonalNormal
 from kanerva.encoder import EpisodeEncoder
 from kanerva.errors import UserError
-from kanerva.likelihoods import make_likelihood
 from kanerva.memory.blocks import read_blocks
 from kanerva.memory.heap import Memory
 from kanerva.memory.keys import KeyNetwork, window
@@ -36,7 +35,6 @@ class KanervaPlusPlus(MemoryModel):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
         channels, height, width = config.image
-        self.likelihood = make_likelihood(config.likelihood)
         self.encoder = EpisodeEncoder(config.encoder, channels)
         embedding = self.encoder.features
         self.writer = PooledWriter(config.memory, embedding)
@@ -45,6 +43,52 @@ class KanervaPlusPlus(MemoryModel):
         self.readout_prior = ReadoutPrior(config.readout, config.memory)
         outputs = self.likelihood.outputs(channels)
         self.decoder = Decoder(config.decoder, config.readout.size, outputs, height, width)
+
+    # M-hat and the readout prior (Eq. 5, App. E)
+
+    def read_maps(self, maps: MemoryMap, keys: Keys) -> DiagonalNormal:
+        """Cut K blocks for each key (Eq. 5) and turn them into the readout prior."""
+        traces = read_blocks(maps, window(keys), self.config.memory.block)
+        return self.readout_prior(traces)
+
+    # The bound (§3.2)
+
+    def elbo(
+        self,
+        images: Images,
+        memory: Memory | None = None,
+        *,
+        sample: bool = True,
+        generator: torch.Generator | None = None,
+    ) -> ElboTerms:
+        """The three terms of L_T (Eq. 4), given the episode's own memory or another.
+
+        One sample of each latent; `sample=False` takes posterior means instead (not a bound).
+        """
+        episode = self.as_pixels(images)
+        embedding = self.encoder(episode)
+        maps = self.writer(embedding) if memory is None else self.as_maps(memory, images)
+        terms = self.terms(episode, embedding, maps, sample=sample, generator=generator)
+        return terms if images.ndim == 5 else terms[0]
+
+    def terms(
+        self,
+        episode: Episode,
+        embedding: Embedding,
+        maps: MemoryMap,
+        *,
+        sample: bool = True,
+        generator: torch.Generator | None = None,
+    ) -> ElboTerms:
+        """L_T from its parts: q from the embedding, p from the memory."""
+        q_keys, q_readout = self.key_posterior(embedding), self.readout_posterior(embedding)
+        keys = q_keys.sample(generator) if sample else q_keys.mean
+        readout = q_readout.sample(generator) if sample else q_readout.mean
+        return ElboTerms(
+            log_likelihood=self.likelihood.log_prob(self.decoder(readout), episode),
+            readout_kl=q_readout.kl(self.read_maps(maps, keys)),
+            key_kl=q_keys.kl(DiagonalNormal.standard_like(keys)),
+        )
 
     # Write (§3.3, Fig. 3)
 
@@ -126,44 +170,7 @@ class KanervaPlusPlus(MemoryModel):
         pixels = self.likelihood.mean(self.decoder(self.readout_posterior(embedding).mean))
         return pixels if images.ndim == 5 else pixels[0]
 
-    # The bound (§3.2)
-
-    def elbo(
-        self,
-        images: Images,
-        memory: Memory | None = None,
-        *,
-        sample: bool = True,
-        generator: torch.Generator | None = None,
-    ) -> ElboTerms:
-        """The three terms of L_T (Eq. 4), given the episode's own memory or another.
-
-        One sample of each latent; `sample=False` takes posterior means instead (not a bound).
-        """
-        episode = self.as_pixels(images)
-        embedding = self.encoder(episode)
-        maps = self.writer(embedding) if memory is None else self.as_maps(memory, images)
-        terms = self.terms(episode, embedding, maps, sample=sample, generator=generator)
-        return terms if images.ndim == 5 else terms[0]
-
-    def terms(
-        self,
-        episode: Episode,
-        embedding: Embedding,
-        maps: MemoryMap,
-        *,
-        sample: bool = True,
-        generator: torch.Generator | None = None,
-    ) -> ElboTerms:
-        """L_T from its parts: q from the embedding, p from the memory."""
-        q_keys, q_readout = self.key_posterior(embedding), self.readout_posterior(embedding)
-        keys = q_keys.sample(generator) if sample else q_keys.mean
-        readout = q_readout.sample(generator) if sample else q_readout.mean
-        return ElboTerms(
-            log_likelihood=self.likelihood.log_prob(self.decoder(readout), episode),
-            readout_kl=q_readout.kl(self.read_maps(maps, keys)),
-            key_kl=q_keys.kl(DiagonalNormal.standard_like(keys)),
-        )
+    # For scores: densities, importance weights, a control
 
     def joint(
         self, episode: Episode, maps: MemoryMap, keys: Keys, readout: Readout
@@ -202,24 +209,11 @@ class KanervaPlusPlus(MemoryModel):
         batch, length = episode.shape[:2]
         if length < 2:
             raise UserError(f"leaving one image out needs an episode of at least 2, got {length}")
-        rest = [[s for s in range(length) if s != t] for t in range(length)]
-        others = episode[:, torch.tensor(rest)].flatten(0, 1)  # (B T, T - 1, C, H, W)
-        maps = torch.cat([self.writer(self.encoder(part)) for part in others.split(length)])
+        rest = torch.tensor([[s for s in range(length) if s != t] for t in range(length)])
+        maps = torch.cat([self.writer(self.encoder(one[rest])) for one in episode])  # (B T, ...)
         alone = self.encoder(episode).flatten(0, 1)[:, None]  # (B T, 1, D)
         terms = self.terms(episode.flatten(0, 1)[:, None], alone, maps, generator=generator)
         shape = (batch, length) if images.ndim == 5 else (length,)
         return ElboTerms(
             terms.log_likelihood.view(shape), terms.readout_kl.view(shape), terms.key_kl.view(shape)
         )
-
-    def as_pixels(self, images: Images) -> Episode:
-        """An episode that is to be scored: outside training, only pixels p is a density of."""
-        episode = self.as_episodes(images)
-        if not self.training:
-            self.likelihood.check(episode)
-        return episode
-
-    def read_maps(self, maps: MemoryMap, keys: Keys) -> DiagonalNormal:
-        """Cut K blocks for each key (Eq. 5) and turn them into the readout prior."""
-        traces = read_blocks(maps, window(keys), self.config.memory.block)
-        return self.readout_prior(traces)

@@ -9,16 +9,18 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from kanerva.errors import UserError
-from kanerva.models.base import CONFIG, WEIGHTS, MemoryModel, read_tensors, save_weights
+from kanerva.models.base import CONFIG, WEIGHTS, MemoryModel, load_weights, save_weights
+from kanerva.tensorfile import read_tensors, write_tensors
 
 OPTIMIZER, STATE = "optimizer.safetensors", "state.json"
 
@@ -53,16 +55,27 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _replace_folder(temporary: Path, folder: Path) -> None:
-    """Put a complete folder in place of another; `recover` finishes what a kill interrupts."""
-    for path in [*temporary.iterdir(), temporary]:
-        _sync(path)
-    shutil.rmtree(_old(folder), ignore_errors=True)
-    if folder.exists():
-        os.rename(folder, _old(folder))
-    os.rename(temporary, folder)
-    _sync(folder.parent)
-    shutil.rmtree(_old(folder), ignore_errors=True)
+@contextmanager
+def _replacing(folder: Path) -> Iterator[Path]:
+    """A fresh folder to fill, which then takes the place of `folder`; `recover` finishes what a
+    kill interrupts, and what cannot be written (a full disk) is a `UserError`."""
+    temporary = folder.with_name(f".{folder.name}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        temporary.mkdir(parents=True)
+        yield temporary
+        for path in [*temporary.iterdir(), temporary]:
+            _sync(path)
+        shutil.rmtree(_old(folder), ignore_errors=True)
+        if folder.exists():
+            os.rename(folder, _old(folder))
+        os.rename(temporary, folder)
+        _sync(folder.parent)
+        shutil.rmtree(_old(folder), ignore_errors=True)
+    except (OSError, UserError) as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UserError(f"cannot save checkpoint {folder}: {reason}") from error
 
 
 def recover(folder: Path) -> None:
@@ -94,9 +107,8 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tenso
 
 def save_best(folder: Path, model: MemoryModel) -> None:
     """Weights and config only: what evaluation and users load."""
-    temporary = _fresh(folder)
-    save_weights(model, model.state_dict(), temporary)
-    _replace_folder(temporary, folder)
+    with _replacing(folder) as temporary:
+        save_weights(model, temporary)
 
 
 def save_last(
@@ -108,25 +120,16 @@ def save_last(
     about: dict[str, Any],
 ) -> None:
     """Everything a run needs to go on as if it had never stopped."""
-    temporary = _fresh(folder)
-    save_weights(model, model.state_dict(), temporary)
     tensors = {f"optimizer.{k}": v for k, v in optimizer_tensors(optimizer).items()}
     if average is not None:
-        state = average.state_dict()
-        tensors |= {f"average.{k}": v.detach().cpu().contiguous() for k, v in state.items()}
-    save_file(tensors, temporary / OPTIMIZER)
-    digests = {name: _digest(temporary / name) for name in (WEIGHTS, CONFIG, OPTIMIZER)}
-    state = {"progress": asdict(progress), "sha256": digests, "about": about}
-    state["seal"] = _seal(state)
-    (temporary / STATE).write_text(json.dumps(state, indent=2) + "\n")
-    _replace_folder(temporary, folder)
-
-
-def _fresh(folder: Path) -> Path:
-    temporary = folder.with_name(f".{folder.name}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    return temporary
+        tensors |= {f"average.{k}": v for k, v in average.state_dict().items()}
+    with _replacing(folder) as temporary:
+        save_weights(model, temporary)
+        write_tensors(temporary / OPTIMIZER, tensors, {"format": "pt"})
+        digests = {name: _digest(temporary / name) for name in (WEIGHTS, CONFIG, OPTIMIZER)}
+        state = {"progress": asdict(progress), "sha256": digests, "about": about}
+        state["seal"] = _seal(state)
+        (temporary / STATE).write_text(json.dumps(state, indent=2) + "\n")
 
 
 def _seal(state: dict[str, Any]) -> str:
@@ -134,15 +137,15 @@ def _seal(state: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def read_progress(folder: Path) -> Progress:
-    """Check a resumable checkpoint's files against `state.json` and say where it stands."""
+def read_state(folder: Path) -> tuple[Progress, dict[str, Any]]:
+    """Check a resumable checkpoint's files against `state.json`; where it stands, and about it."""
     path = folder / STATE
     if not path.is_file():
         raise UserError(f"nothing to resume: {path} is missing")
     try:
         state = json.loads(path.read_text())
         intact = state["seal"] == _seal(state)
-        digests, progress = state["sha256"], state["progress"]
+        digests, progress, about = state["sha256"], state["progress"], state["about"]
     except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
         raise UserError(f"{path} is damaged: {error}") from error
     if not intact or set(progress) != {f.name for f in fields(Progress)}:
@@ -150,7 +153,7 @@ def read_progress(folder: Path) -> Progress:
     for name, digest in digests.items():
         if not (folder / name).is_file() or _digest(folder / name) != digest:
             raise UserError(f"{folder / name} is truncated or was altered after it was saved")
-    return Progress(**progress)
+    return Progress(**progress), about
 
 
 def restore(
@@ -160,9 +163,9 @@ def restore(
     average: MemoryModel | None,
 ) -> Progress:
     """Load what `save_last` wrote into a model and optimiser built from the same config."""
-    progress = read_progress(folder)
-    model.load_state_dict(read_tensors(folder / WEIGHTS))
-    tensors = read_tensors(folder / OPTIMIZER)
+    progress, _ = read_state(folder)
+    load_weights(model, folder / WEIGHTS)
+    tensors, _ = read_tensors(folder / OPTIMIZER)
 
     def part(prefix: str) -> dict[str, Tensor]:
         return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}

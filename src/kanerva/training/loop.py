@@ -19,7 +19,7 @@ import torch
 from lightning_fabric import Fabric
 from PIL import Image
 
-from kanerva.config import RunConfig
+from kanerva.config import RunConfig, to_dict
 from kanerva.data.episodes import FixedEpisodes, TrainingEpisodes
 from kanerva.errors import NumbersWentBad, UserError
 from kanerva.evaluation.bound import bound
@@ -27,13 +27,21 @@ from kanerva.models import build
 from kanerva.models.base import Images, MemoryModel
 from kanerva.pictures import sheet
 from kanerva.provenance import commit, device_name, versions
-from kanerva.runs import Journal, load_split, open_run
+from kanerva.runs import Journal, check_same_run, load_split, locked, open_run
 from kanerva.seeding import derive_seed, stream
-from kanerva.training.checkpoint import Progress, recover, restore, save_best, save_last
+from kanerva.training.checkpoint import (
+    Progress,
+    read_state,
+    recover,
+    restore,
+    save_best,
+    save_last,
+)
 from kanerva.training.optim import make_optimiser, update_average
 from kanerva.training.schedule import lr_factor, warmup_steps
 from kanerva.training.step import StepResult, train_step
 
+SAVE_EVERY = 300.0  # seconds; besides the save after each validation
 PATIENCE = 10  # steps in a row without finite numbers before a run gives up
 
 
@@ -78,16 +86,16 @@ def train(
 
     Everything that can be wrong with the input is found before anything is written.
     """
-    if config.precision == "bf16-mixed" and accelerator == "cpu":
-        if "ONEDNN_MAX_CPU_ISA" not in os.environ:
-            raise UserError(
-                "bf16-mixed on a CPU: set ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 in the environment "
-                "first (without it some processors stop with 'Illegal instruction'), or use 32-true"
-            )
     deadline = None if minutes is None else time.monotonic() + 60 * minutes
     train_set = load_split(config, "train", data_root)
     validation_set = load_split(config, "validation", data_root)
     fabric = Fabric(accelerator=accelerator, devices=1, precision=config.precision)
+    on_cpu = fabric.device.type == "cpu"
+    if on_cpu and config.precision == "bf16-mixed" and "ONEDNN_MAX_CPU_ISA" not in os.environ:
+        raise UserError(
+            "bf16-mixed on a CPU: set ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 in the environment first "
+            "(without it some processors stop with 'Illegal instruction'), or use 32-true"
+        )
     if fabric.device.type == "cuda":
         torch.set_float32_matmul_precision("high")  # TF32 where float32 products remain
     episodes = TrainingEpisodes(
@@ -104,9 +112,25 @@ def train(
         binarization=config.data.binarization,
         device=fabric.device,
     )
+    check_run(run, config, resume)
     trainer = Trainer(config, run, fabric, episodes, validation, resume)
-    with stop_signals() as caught:
-        return trainer.fit(caught, deadline)
+    open_run(run, config, resume)
+    with locked(run), stop_signals() as caught:
+        try:
+            return trainer.fit(caught, deadline)
+        except OSError as error:
+            raise UserError(f"cannot write to run folder {run}: {error.strerror}") from error
+
+
+def check_run(run: Path, config: RunConfig, resume: bool) -> None:
+    """Nothing is trained, and nothing written, that would spoil a run that is already there."""
+    if not resume:
+        return
+    last = run / "checkpoints" / "last"
+    recover(last)
+    recover(run / "checkpoints" / "best")
+    if last.exists():
+        check_same_run(run, read_state(last)[1]["config"], config)
 
 
 class Trainer:
@@ -131,19 +155,11 @@ class Trainer:
         optimizer = make_optimiser(config.optim, self.model)
         self.progress = Progress()
         last = run / "checkpoints" / "last"
-        if resume:
-            recover(last)
-            recover(run / "checkpoints" / "best")
         if resume and last.exists():
             self.progress = restore(last, self.model, optimizer, self.average)
-        open_run(run, config, resume)
+        if self.progress.step > self.total:
+            raise UserError(f"{run} is already at step {self.progress.step}, past {self.total}")
         self.wrapped, self.optimizer = fabric.setup(self.model, optimizer)
-        self.journal = Journal(
-            run,
-            step=self.progress.step,
-            total=self.total,
-            metrics_bytes=self.progress.metrics_bytes,
-        )
         self.streak = 0  # steps in a row that were skipped
         self.clock = time.monotonic()  # when `wall_s` was last brought up to date
 
@@ -155,6 +171,9 @@ class Trainer:
     def fit(self, caught: list[str], deadline: float | None) -> Outcome:
         """Go from where the run stands to its end, or until told to stop."""
         config, progress = self.config, self.progress
+        self.journal = Journal(
+            self.run, step=progress.step, total=self.total, metrics_bytes=progress.metrics_bytes
+        )
         images = config.batch * config.episode_length
         size = sum(p.numel() for p in self.model.parameters())
         self.journal.say(
@@ -164,11 +183,14 @@ class Trainer:
         )
         reason = "finished"
         logged, since = progress.step, time.monotonic()
+        begun, began = progress.step, time.monotonic()
         while progress.step < self.total and reason == "finished":
             result = self._step(progress.step)
             progress.step += 1
             progress.images_seen += images
             self.journal.bar.update()
+            if self.journal.bar.disable:
+                self._speak(result, progress.step - begun, time.monotonic() - began)
             if progress.step % config.log_every == 0 or progress.step == self.total:
                 self._log(result, images * (progress.step - logged) / (time.monotonic() - since))
                 logged, since = progress.step, time.monotonic()
@@ -176,12 +198,14 @@ class Trainer:
                 self._validate()
                 self._save()
                 logged, since = progress.step, time.monotonic()
-            elif caught or (deadline is not None and time.monotonic() > deadline):
+            elif time.monotonic() - self.clock > SAVE_EVERY and self.streak == 0:
                 self._save()
             if caught:
                 reason = caught[0]
             elif deadline is not None and time.monotonic() > deadline:
                 reason = "minutes"
+            if reason != "finished" and self._healthy():
+                self._save()
         if progress.step == self.total:
             reason = "finished"
         self.journal.bar.close()
@@ -203,7 +227,7 @@ class Trainer:
             self.journal.bar.close()
             raise NumbersWentBad(
                 f"{self.run}: loss or gradient was not finite for {PATIENCE} steps in a row, "
-                f"up to step {step}; the last good checkpoint is kept"
+                f"up to step {step}; {self._kept()}"
             )
         if self.average is not None and result.applied:
             update_average(self.average, self.model, config.optim.ema)
@@ -229,10 +253,16 @@ class Trainer:
         self.journal.bar.set_postfix(
             {k: f"{v:.1f}" for k, v in terms.items()} | {"img/s": f"{rate:.0f}"}
         )
-        if self.journal.bar.disable:
-            self.journal.say(
-                f"step {step}/{self.total} {describe(terms)} {rate:.0f} img/s", every=10.0
-            )
+
+    def _speak(self, result: StepResult, done: int, seconds: float) -> None:
+        """Off a terminal: a line after the first step and then every ten seconds."""
+        left = time.strftime(
+            "%H:%M:%S", time.gmtime((self.total - self.progress.step) * seconds / done)
+        )
+        rate = done * self.config.batch * self.config.episode_length / seconds
+        terms = describe(vars(result))
+        line = f"step {self.progress.step}/{self.total} {terms} {rate:.0f} img/s, {left} left"
+        self.journal.say(line, every=10.0 if done > 1 else 0.0)
 
     def _validate(self) -> None:
         """The bound on validation episodes decides which weights are `best`; a sample grid too."""
@@ -243,7 +273,7 @@ class Trainer:
             self.journal.bar.close()
             raise NumbersWentBad(
                 f"{self.run}: the validation bound at step {progress.step} is not finite; "
-                "the last good checkpoint is kept"
+                f"{self._kept()}"
             )
         terms = {
             "nll": score.nll_nats,
@@ -262,15 +292,24 @@ class Trainer:
         picture = sample_sheet(judged, episode, stream("samples", device=self.fabric.device))
         picture.save(self.run / "samples" / f"step-{progress.step:07d}.png")
 
+    def _kept(self) -> str:
+        last = self.run / "checkpoints" / "last"
+        return f"{last} is the last good checkpoint" if last.exists() else "nothing was saved yet"
+
+    def _healthy(self) -> bool:
+        """Whether the weights are worth keeping: while steps are being skipped, look first."""
+        if self.streak == 0:
+            return True
+        return math.isfinite(bound(self.model.eval(), self.validation, limit=1).nll_nats)
+
     def _save(self) -> None:
-        """Everything needed to go on; never over a good checkpoint while numbers are bad."""
-        if self.streak:
-            return
+        """Everything needed to go on."""
         now = time.monotonic()
         self.progress.wall_s += now - self.clock
         self.clock = now
         self.progress.metrics_bytes = self.journal.metrics.stat().st_size
         about = {
+            "config": to_dict(self.config),
             "commit": commit(),
             "versions": versions(),
             "device": device_name(self.fabric.device),
@@ -293,6 +332,7 @@ def describe(terms: dict[str, float]) -> str:
     )
 
 
+@torch.no_grad()
 def sample_sheet(model: MemoryModel, episode: Images, generator: torch.Generator) -> Image.Image:
     """True images, the same reconstructed and read back from memory, and what random keys give."""
     memory = model.write(episode)

@@ -1,0 +1,92 @@
+"""`kanerva evaluate` and `kanerva compare`: figures, and where they are filed."""
+
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from kanerva.commands.options import Parser, at_least, device_of, root_of
+from kanerva.data import FixedEpisodes
+from kanerva.evaluation.record import (
+    evaluate as make_record,
+)
+from kanerva.evaluation.record import (
+    file_record,
+    read_record,
+    run_record_name,
+    write_record,
+)
+from kanerva.evaluation.report import compare as side_by_side
+from kanerva.evaluation.report import table
+from kanerva.models import MemoryModel, load
+from kanerva.pictures import sheet
+from kanerva.runs import load_split, read_run_config
+
+
+def evaluate(argv: list[str]) -> int:
+    """Score a run's best checkpoint; write its record and a picture of reconstructions."""
+    parser = Parser("evaluate", "Score a run's best checkpoint; writes RUN/evaluation.json.")
+    parser.add_argument("run", type=str, help="run folder")
+    parser.add_argument("--split", type=Literal["validation", "test"], default="test")
+    parser.add_argument("--episodes", type=int | None, help="score only the first so many")
+    parser.add_argument("--iwae", type=int, default=0, help="also the bound of so many samples")
+    parser.add_argument("--controls", type=int, default=1024, help="images scored by each control")
+    parser.add_argument("--results", type=str | None, help="also file the record under this folder")
+    parser.add_argument("--variant", type=str | None, help="a name for this configuration")
+    parser.add_place()
+    options = parser.read(argv)
+    at_least(options, 1, "episodes", "controls")
+    at_least(options, 0, "iwae")
+    run, root = Path(options["run"]), root_of(options)
+    model = load(run, device=device_of(options))
+    record = make_record(
+        run,
+        model,
+        split=options["split"],
+        episodes=options["episodes"],
+        iwae_samples=options["iwae"],
+        control_images=options["controls"],
+        variant=options["variant"],
+        data_root=root,
+    )
+    print(table(record))
+    path = run / run_record_name(record)
+    write_record(record, path)
+    print(f"\nrecord: {path}")
+    if options["results"] is not None:
+        print(f"record: {file_record(record, Path(options['results']))}")
+    print(f"reconstructions: {draw_reconstructions(run, model, root)}")
+    return 0
+
+
+def own_episodes(run: Path, model: MemoryModel, root: Path | None) -> FixedEpisodes:
+    """The test episodes of a run's own data."""
+    config = read_run_config(run)
+    return FixedEpisodes(
+        load_split(config, "test", root),
+        episode_length=config.episode_length,
+        binarization=config.data.binarization,
+        device=model.device,
+    )
+
+
+def draw_reconstructions(run: Path, model: MemoryModel, root: Path | None) -> Path:
+    """Test images, each row above its reconstructions (App. D), as a picture in the run folder."""
+    episodes = own_episodes(run, model, root)
+    images = episodes.batch(0, -(-32 // episodes.episode_length)).images
+    drawn = model.reconstruct(images).flatten(0, 1)[:32]
+    pairs = zip(images.flatten(0, 1)[:32].split(16), drawn.split(16), strict=True)
+    rows = torch.cat([row for pair in pairs for row in pair])
+    label = "test images, and below each row its reconstructions: q(z|x), the memory not used"
+    path = run / "reconstructions.png"
+    sheet([(label, rows)], columns=min(len(drawn), 16)).save(path)
+    return path
+
+
+def compare(argv: list[str]) -> int:
+    """Evaluation records side by side."""
+    parser = Parser("compare", "Evaluation records side by side.")
+    parser.add_argument("runs", type=str, nargs="+", help="run folders or record files")
+    options = parser.read(argv)
+    print(side_by_side([read_record(Path(run)) for run in options["runs"]]))
+    return 0

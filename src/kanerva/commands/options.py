@@ -1,0 +1,79 @@
+"""Flags: jsonargparse with dashes, and its complaints in our words."""
+
+import re
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from jsonargparse import ArgumentParser
+
+from kanerva.errors import UserError
+
+Device = Literal["auto", "cpu", "cuda"]
+
+
+class Parser(ArgumentParser):
+    """jsonargparse with dashes: `--episode-length` sets `episode_length`."""
+
+    def __init__(self, verb: str, description: str) -> None:
+        super().__init__(
+            prog=f"kanerva {verb}",
+            description=description,
+            exit_on_error=False,
+            allow_abbrev=False,
+        )
+
+    def format_help(self, *args: Any, **kwargs: Any) -> str:
+        text = super().format_help(*args, **kwargs)
+        return re.sub(r"--[\w.]+", lambda found: found.group().replace("_", "-"), text)
+
+    def add_place(self) -> None:
+        """Where data lie and where to compute: options of every verb that runs a model."""
+        self.add_argument("--data_root", type=str | None, help="where data sets lie")
+        self.add_argument("--device", type=Device, default="auto", help="auto: a GPU if any")
+
+    def read(self, argv: list[str]) -> dict[str, Any]:
+        """Parsed options as a plain dictionary; nested options are nested."""
+        flags = [_underscore(word) if word.startswith("--") else word for word in argv]
+        return self.parse_args(flags).as_dict()
+
+
+def _underscore(flag: str) -> str:
+    name, equals, value = flag[2:].partition("=")
+    return "--" + name.replace("-", "_") + equals + value
+
+
+def root_of(options: dict[str, Any]) -> Path | None:
+    """`--data-root` as a path, if it was given."""
+    return None if options["data_root"] is None else Path(options["data_root"])
+
+
+def device_of(options: dict[str, Any]) -> str:
+    """`--device`, checked against what this machine has."""
+    name = options["device"]
+    if name == "cuda" and not torch.cuda.is_available():
+        raise UserError("--device cuda: this machine shows no CUDA device; use --device cpu")
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return name
+
+
+def at_least(options: dict[str, Any], least: int, *names: str) -> None:
+    """Refuse numbers below a limit, naming the flag."""
+    for name in names:
+        if options[name] is not None and options[name] < least:
+            raise UserError(f"--{name} must be at least {least}, got {options[name]}")
+
+
+def in_our_words(message: str) -> str:
+    """jsonargparse's complaint as `--memory.size: expected int, got hello`."""
+    key = re.match(r'Parser key "(.*?)"', message)
+    value = re.search(r"(?:Got value|Given value): (.*)", message)
+    wanted = re.findall(r"Expected an? (.*?)(?:\. Got|$)", message, re.MULTILINE)
+    if key is None or value is None or not wanted:
+        return re.sub(r"--[\w.]+", lambda flag: flag.group().replace("_", "-"), message)
+    kind = re.sub(r"<class '(\w+)'>", r"\1", wanted[0])
+    kind = re.sub(r"typing\.Literal\[(.*)\]", r"one of \1", kind).replace("'", "")
+    name = key.group(1).replace("_", "-")
+    flag = name if name in ("action", "name", "run", "runs", "images") else f"--{name}"
+    return f"{flag}: expected {kind}, got {value.group(1)}"

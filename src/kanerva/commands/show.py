@@ -1,0 +1,114 @@
+"""`kanerva generate` and `kanerva recall`: pictures from one episode's memory."""
+
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from PIL import Image
+
+from kanerva import data
+from kanerva.commands.evaluate import own_episodes
+from kanerva.commands.options import Parser, at_least, device_of, root_of
+from kanerva.errors import UserError
+from kanerva.evaluation.noise import CUES, make_cue
+from kanerva.memory.heap import Memory
+from kanerva.models import MemoryModel, load
+from kanerva.models.base import Images
+from kanerva.pictures import sheet
+from kanerva.seeding import stream
+
+
+def picture_parser(verb: str, description: str) -> Parser:
+    parser = Parser(verb, description)
+    parser.add_argument("run", type=str, help="run folder, checkpoint folder or Hub id")
+    parser.add_argument("images", type=str, nargs="*", help="files or folders to write to memory")
+    parser.add_argument("--resize", action="store_true", help="crop and resize images to fit")
+    parser.add_argument("--out", type=str | None, help=f"PNG to write (RUN/{verb}.png)")
+    parser.add_argument("--seed", type=int, default=0, help="of noise and samples")
+    parser.add_place()
+    return parser
+
+
+def images_to_write(model: MemoryModel, options: dict[str, Any]) -> Images:
+    """The files named, else the first test episode of the run's own data."""
+    if not options["images"]:
+        run = Path(options["run"])
+        if not (run / "config.yaml").is_file():
+            raise UserError(f"{run} is no run folder with data of its own: name image files")
+        return own_episodes(run, model, root_of(options)).batch(0, 1).images[0]
+    paths = [Path(path) for path in options["images"]]
+    pixels = data.load_images(paths, model.config.image, resize=options["resize"])
+    bits = model.config.likelihood.kind == "bernoulli"
+    noise = stream(options["seed"], "binarize")
+    drawn = data.binarize(pixels, "sample" if bits else "none", noise)
+    return data.to_float(drawn, bits).to(model.device)
+
+
+def save_picture(picture: Image.Image, options: dict[str, Any], name: str) -> None:
+    """Save where `--out` says, else into the run folder; print the path."""
+    run = Path(options["run"])
+    path = Path(options["out"] or (run if run.is_dir() else Path(".")) / name)
+    try:
+        if path.suffix.lower() not in Image.registered_extensions():
+            raise ValueError("unknown kind of picture; name it .png")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        picture.save(path)
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot write picture {path}: {error}") from error
+    print(path)
+
+
+@torch.no_grad()
+def generate(argv: list[str]) -> int:
+    """Random-key and key-perturbed samples from one episode's memory."""
+    parser = picture_parser("generate", "Random-key and key-perturbed samples from a memory.")
+    parser.add_argument("--num", type=int, default=32, help="samples of each kind")
+    parser.add_argument("--spread", type=float, default=0.1, help="of perturbed keys (§4.1.1)")
+    options = parser.read(argv)
+    at_least(options, 1, "num")
+    at_least(options, 0, "spread")
+    model = load(options["run"], device=device_of(options))
+    images = images_to_write(model, options)
+    noise = stream(options["seed"], "generate", device=model.device)
+    memory = model.write(images)
+    random = model.generate(memory, options["num"], generator=noise)
+    shape = (model.config.memory.reads, 3)
+    key = torch.randn(shape, generator=noise, device=model.device)
+    near = (key, options["spread"])
+    perturbed = model.generate(memory, options["num"], near=near, generator=noise)
+    label = f"keys around one, standard deviation {options['spread']:g}"
+    parts = [("written", images), ("random keys", random), (label, perturbed)]
+    save_picture(sheet(parts, columns=16), options, "generate.png")
+    return 0
+
+
+@torch.no_grad()
+def recall(argv: list[str]) -> int:
+    """Write images, then read them back from noisy or partial cues."""
+    parser = picture_parser("recall", "Write images, then read them back from damaged cues.")
+    parser.add_argument("--cue", type=Literal[tuple(CUES)], default="salt_pepper")
+    parser.add_argument("--steps", type=int, default=10, help="of iterative reading")
+    parser.add_argument("--save_memory", type=str | None, help="keep the memory in this file")
+    parser.add_argument("--memory", type=str | None, help="read from this saved memory instead")
+    options = parser.read(argv)
+    at_least(options, 1, "steps")
+    model = load(options["run"], device=device_of(options))
+    images = images_to_write(model, options)
+    cue = make_cue(options["cue"], images, stream(options["seed"], "cue", device=model.device))
+    if options["memory"]:
+        memory = Memory.load(options["memory"]).to(model.device)
+    else:
+        memory = model.write(images)
+    if options["save_memory"]:
+        memory.save(options["save_memory"])
+    recalled, steps = model.recall(memory, cue, steps=options["steps"]), options["steps"]
+    parts = [("written", images), (f"cue: {options['cue']}", cue), ("step 1", recalled[0])]
+    if steps > 1:
+        parts.append((f"step {steps}", recalled[-1]))
+    save_picture(sheet(parts, columns=min(len(images), 16)), options, "recall.png")
+    first, last, before = ((p - images).square().mean() for p in (recalled[0], recalled[-1], cue))
+    print(
+        f"mean squared pixel error against what was written: cue {before:.4f}, "
+        f"step 1 {first:.4f}, step {steps} {last:.4f}"
+    )
+    return 0

@@ -1,0 +1,84 @@
+"""Records as text: the table of one, and several side by side."""
+
+import math
+from typing import Any
+
+
+def table(record: dict[str, Any]) -> str:
+    """A record as the table `kanerva evaluate` prints."""
+    part = f", {record['n_episodes']} episodes only" if record["partial"] else ""
+    memory = record["memory"]
+    steps = f" of step {record['best_step']}, run at {record['steps']}" if "steps" in record else ""
+    lines = [
+        f"{record['model']} on {record['preset']} {record['split']} "
+        f"({record['n_images']} images{part}), T={record['T']}, K={record['K']}, "
+        f"pixels: {record['binarization']}",
+        f"memory {'x'.join(map(str, memory['shape']))} {memory['dtype']}: "
+        f"{memory['floats_per_image']:g} floats, {memory['bits_per_image']:g} bits per image "
+        f"(free: not charged in any figure)",
+        f"checkpoint: {record.get('checkpoint', 'best')}{steps}",
+        "",
+        f"{'nats per image':<22}{'total':>9}{'recon':>9}{'KL z':>9}{'KL y':>9}{'bits/dim':>10}",
+    ]
+
+    def row(name: str, entry: dict[str, float] | None) -> None:
+        if entry is None:
+            lines.append(f"{name:<22}{'none':>9}")
+            return
+        figures = "".join(f" {entry[k]:8.2f}" for k in ("nll_nats", "recon", "kl_z", "kl_y"))
+        lines.append(f"{name:<22}{figures} {entry['bits_per_dim']:9.4f}")
+
+    row("bound", record["bound"])
+    if "iwae" in record:
+        lines.append(f"{'iwae_' + str(record['iwae']['k']):<22}{record['iwae']['nll_nats']:9.2f}")
+    row("paper_style (no bound)", record["paper_style"])
+    for how, entry in record.get("other_binarizations", {}).items():
+        row(f"bound, {how}", entry)
+    lines.append(f"given another memory, on {record['controls']['n_images']} images:")
+    for name in ("own", "left_out", "other", "zeroed"):
+        row(f"  {name}", record["controls"][name])
+    lines += [
+        "",
+        f"bound ± {record['bound']['ci95']:.2f} (95 % over images); floor ln T = "
+        f"{math.log(record['T']):.2f}",
+    ]
+    return "\n".join(lines)
+
+
+def compare(records: list[dict[str, Any]]) -> str:
+    """Records side by side, the best bound of each preset first."""
+    rows = [
+        ["preset", "model", "pixels", "seed", "T", "bound", "± ci95", "bits/dim", "paper_style"]
+        + [
+            "own",
+            "left_out",
+            "other",
+            "zeroed",
+            "floats/img",
+            "bits/img",
+            "params",
+            "img/s",
+            "images",
+        ]
+    ]
+    for r in sorted(records, key=lambda r: (r["preset"], r["bound"]["nll_nats"])):
+        name = r["model"] + (f"-{r['variant']}" if r["variant"] else "")
+        tried = [r["controls"][name] for name in ("own", "left_out", "other", "zeroed")]
+        where = r["preset"] + ("" if r["split"] == "test" else f" {r['split']}")
+        rows.append(
+            [where, name, r["binarization"], str(r["seed"]), str(r["T"])]
+            + [f"{r['bound'][key]:.2f}" for key in ("nll_nats", "ci95")]
+            + [f"{r['bound']['bits_per_dim']:.4f}", f"{r['paper_style']['nll_nats']:.2f}"]
+            + ["-" if entry is None else f"{entry['nll_nats']:.2f}" for entry in tried]
+            + [f"{r['memory'][key]:g}" for key in ("floats_per_image", "bits_per_image")]
+            + [f"{r['params']:,}", "-" if r["images_per_s"] is None else f"{r['images_per_s']:.0f}"]
+            + [f"{r['n_images']}{' (part)' if r['partial'] else ''}"]
+        )
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if i < 3 else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    )

@@ -1,0 +1,138 @@
+"""Run folders: one trainer at a time, always as they were started."""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from kanerva.config import RunConfig, to_dict
+from kanerva.errors import UserError
+from kanerva.presets import PRESETS, preset
+from kanerva.provenance import commit, versions
+from kanerva.runs import check_same_run, flatten, locked, read_run_config
+from kanerva.training.loop import train
+
+
+def test_a_run_reads_back_its_config(tmp_path: Path, small_run: RunConfig, mnist_root: Path):
+    train(small_run, tmp_path / "run", data_root=mnist_root)
+    assert read_run_config(tmp_path / "run") == small_run
+
+
+def test_only_the_length_may_change_on_resume(tmp_path: Path, small_run: RunConfig):
+    was = to_dict(small_run)
+    check_same_run(tmp_path, was, replace(small_run, steps=99, log_every=5))
+    with pytest.raises(UserError, match="optim.lr=0.005, not 0.1"):
+        check_same_run(tmp_path, was, replace(small_run, optim=replace(small_run.optim, lr=0.1)))
+
+
+def test_a_checkpoint_remembers_its_options_though_config_yaml_was_edited(
+    tmp_path: Path, small_run: RunConfig, mnist_root: Path
+):
+    run = tmp_path / "run"
+    train(small_run, run, data_root=mnist_root)
+    before = (run / "config.yaml").read_text()
+    with pytest.raises(UserError, match="was started with seed=0, not 3"):
+        train(replace(small_run, seed=3), run, resume=True, data_root=mnist_root)
+    assert (run / "config.yaml").read_text() == before
+
+
+def test_a_run_cannot_end_before_it_stands(tmp_path: Path, small_run: RunConfig, mnist_root: Path):
+    train(small_run, tmp_path / "run", data_root=mnist_root)
+    with pytest.raises(UserError, match="already at step 12, past 4"):
+        train(replace(small_run, steps=4), tmp_path / "run", resume=True, data_root=mnist_root)
+
+
+def test_a_second_process_is_kept_out(tmp_path: Path):
+    (tmp_path / "checkpoints").mkdir()
+    program = (
+        "import sys; from pathlib import Path; from kanerva.runs import locked\n"
+        "with locked(Path(sys.argv[1])): print('in')"
+    )
+    argv = [sys.executable, "-c", program, str(tmp_path)]
+    with locked(tmp_path):
+        second = subprocess.run(argv, capture_output=True, text=True)
+        assert second.returncode != 0 and "another process is training" in second.stderr
+    assert subprocess.run(argv, capture_output=True, text=True).stdout == "in\n"
+
+
+def test_a_full_disk_is_one_line(
+    tmp_path: Path, small_run: RunConfig, mnist_root: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The last checkpoint stays, and nothing half-written is left."""
+    run = tmp_path / "run"
+    train(small_run, run, data_root=mnist_root)
+    before = (run / "checkpoints" / "last" / "state.json").read_bytes()
+
+    def full(handle: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(UserError, match="No space left on device"):
+        train(replace(small_run, steps=16), run, resume=True, data_root=mnist_root)
+    assert (run / "checkpoints" / "last" / "state.json").read_bytes() == before
+    assert not list((run / "checkpoints").glob(".*tmp"))
+
+
+def test_a_missing_metrics_file_does_not_stop_a_resume(
+    tmp_path: Path, small_run: RunConfig, mnist_root: Path
+):
+    run = tmp_path / "run"
+    train(small_run, run, data_root=mnist_root)
+    (run / "metrics.csv").unlink()
+    assert train(replace(small_run, steps=16), run, resume=True, data_root=mnist_root).step == 16
+    assert (run / "metrics.csv").read_text().startswith("step,epoch,split")
+
+
+@pytest.mark.skipif(
+    "ONEDNN_MAX_CPU_ISA" in os.environ or torch.cuda.is_available(), reason="bf16 is allowed here"
+)
+def test_bf16_on_a_cpu_asks_for_what_it_needs(tmp_path: Path, small_run: RunConfig, mnist_root):
+    with pytest.raises(UserError, match="ONEDNN_MAX_CPU_ISA"):
+        train(replace(small_run, precision="bf16-mixed"), tmp_path / "run", data_root=mnist_root)
+    assert not (tmp_path / "run").exists()
+
+
+BF16 = """
+import torch
+from kanerva.models import build
+from kanerva.presets import preset
+
+torch.manual_seed(0)
+model, images = build(preset("glyphs").model_config()).eval(), torch.ones(1, 4, 1, 28, 28)
+plain = model.elbo(images, sample=False)
+with torch.autocast("cpu", dtype=torch.bfloat16):
+    mixed = model.elbo(images, sample=False)
+for name in ("log_likelihood", "readout_kl", "key_kl"):
+    ours, theirs = getattr(mixed, name), getattr(plain, name)
+    assert ours.dtype == torch.float32 and not torch.equal(ours, theirs), name
+    torch.testing.assert_close(ours, theirs, rtol=0.05, atol=0.3)
+"""
+
+
+def test_bf16_keeps_likelihood_and_divergences_in_float32():
+    """In a process of its own: without the variable, bfloat16 stops some processors."""
+    known = os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}
+    done = subprocess.run([sys.executable, "-c", BF16], env=known, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", list(PRESETS))
+def test_a_preset_names_itself_and_builds(name: str):
+    config = preset(name)
+    assert config.preset == name and config.data.set == name
+    assert (config.likelihood.kind == "bernoulli") == (config.data.binarization != "none")
+
+
+def test_nested_options_flatten():
+    assert flatten({"a": 1, "b": {"c": 2, "d": {"e": None}}}) == {"a": 1, "b.c": 2, "b.d.e": None}
+
+
+def test_provenance_names_a_commit_and_versions(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("KANERVA_COMMIT", "abc123")
+    assert commit() == "abc123"
+    monkeypatch.delenv("KANERVA_COMMIT")
+    assert commit() and versions()["torch"] == torch.__version__
