@@ -125,18 +125,6 @@ def test_the_draw_is_fixed_and_each_split_has_its_own():
     assert not torch.equal(first, pixels(grey_set(30, split="test")))
 
 
-def test_chunks_are_the_whole_in_order_or_a_stated_part():
-    fixed = FixedEpisodes(numbered_set(22), episode_length=3, binarization="none")
-    whole = fixed.batch(0, len(fixed))
-    chunks = list(fixed.chunks(3))
-    assert [len(chunk.images) for chunk in chunks] == [3, 3, 2]
-    assert torch.equal(torch.cat([chunk.images for chunk in chunks]), whole.images)
-    assert torch.equal(torch.cat([chunk.counted for chunk in chunks]), whole.counted)
-    part = list(fixed.chunks(2, limit=5))
-    assert torch.equal(torch.cat([chunk.indices for chunk in part]), whole.indices[:5])
-    assert len(list(fixed.chunks(4, limit=99))) == 2
-
-
 def test_the_fingerprint_is_of_the_pixels_scored_whatever_the_episode_length():
     def fixed(length: int, how: Binarization, size: int = 30) -> FixedEpisodes:
         return FixedEpisodes(grey_set(size), episode_length=length, binarization=how)

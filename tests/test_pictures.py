@@ -9,17 +9,19 @@ from kanerva.pictures import sheet, tile
 def test_a_tile_puts_each_image_in_its_place():
     images = torch.rand(5, 3, 4, 6)
     picture = np.asarray(tile(images, columns=3, scale=1))
-    assert picture.shape == (2 * 4 + 2, 3 * 6 + 4, 3)
+    assert picture.shape == (2 * (4 + 2) + 2, 3 * (6 + 2) + 2, 3)
     for index, image in enumerate(images):
         row, column = divmod(index, 3)
-        cut = picture[row * 6 : row * 6 + 4, column * 8 : column * 8 + 6]
+        top, left = row * 6 + 2, column * 8 + 2
+        cut = picture[top : top + 4, left : left + 6]
         assert np.array_equal(cut, (image * 255).round().byte().permute(1, 2, 0).numpy())
-    assert (picture[6:, 16:] == 208).all()  # no sixth image
+    assert (picture[:2] == 208).all()  # the frame
+    assert (picture[8:, 18:] == 255).all()  # no sixth image: paper
 
 
 def test_grey_and_scale():
     picture = np.asarray(tile(torch.ones(1, 1, 2, 2) * 0.5, columns=1, scale=3))
-    assert picture.shape == (6, 6, 3) and (picture == 128).all()
+    assert picture.shape == (18, 18, 3) and (picture[6:12, 6:12] == 128).all()
 
 
 def test_a_long_label_is_not_cut_off():

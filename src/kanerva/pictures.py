@@ -5,23 +5,26 @@ from jaxtyping import Float
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-_GAP, _PAPER, _RULE, _INK = 2, (255, 255, 255), (208, 208, 208), (40, 40, 40)
+_FRAME, _PAPER, _RULE, _INK = 2, (255, 255, 255), (208, 208, 208), (40, 40, 40)
 Pictures = Float[Tensor, "_ C H W"]
 
 
 def tile(images: Pictures, columns: int, scale: int = 2) -> Image.Image:
-    """Images on [0, 1] in rows of `columns`, left to right, top to bottom, on light grey."""
+    """Images on [0, 1] in rows of `columns`, left to right, top to bottom, each in a thin frame."""
     pixels = (images.detach().float().cpu().clamp(0, 1) * 255).round().to(torch.uint8)
     if pixels.shape[1] == 1:
         pixels = pixels.expand(-1, 3, -1, -1)
     count, _, height, width = pixels.shape
     rows = -(-count // columns)
-    size = (columns * (width + _GAP) - _GAP, rows * (height + _GAP) - _GAP)
-    canvas = Image.new("RGB", size, _RULE)
+    size = (columns * (width + _FRAME) + _FRAME, rows * (height + _FRAME) + _FRAME)
+    canvas = Image.new("RGB", size, _PAPER)
+    frame = Image.new("RGB", (width + 2 * _FRAME, height + 2 * _FRAME), _RULE)
     for index, image in enumerate(pixels):
         row, column = divmod(index, columns)
+        left, top = column * (width + _FRAME), row * (height + _FRAME)
+        canvas.paste(frame, (left, top))
         picture = Image.fromarray(image.permute(1, 2, 0).numpy())
-        canvas.paste(picture, (column * (width + _GAP), row * (height + _GAP)))
+        canvas.paste(picture, (left + _FRAME, top + _FRAME))
     return canvas.resize((size[0] * scale, size[1] * scale), Image.Resampling.NEAREST)
 
 

@@ -4,7 +4,6 @@ Training draws episodes and pixels afresh each epoch; evaluation has one fixed d
 same for every run and model.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -123,14 +122,6 @@ class FixedEpisodes:
         indices = self.indices[start:stop]
         images = to_float(self._pixels[indices], self.binarization != "none")
         return EpisodeBatch(images, self.counted[start:stop], indices)
-
-    def chunks(self, episodes_per_chunk: int, limit: int | None = None) -> Iterator[EpisodeBatch]:
-        """All episodes in order, or the first `limit`, so many at a time."""
-        if episodes_per_chunk < 1:
-            raise UserError(f"episodes_per_chunk={episodes_per_chunk}: use 1 or more")
-        end = len(self) if limit is None else min(limit, len(self))
-        for start in range(0, end, episodes_per_chunk):
-            yield self.batch(start, min(start + episodes_per_chunk, end))
 
     def fingerprint(self, limit: int | None = None) -> str:
         """SHA-256 of the pixels that are scored, in order, whatever T; of the first episodes."""

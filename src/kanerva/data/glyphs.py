@@ -35,11 +35,6 @@ STYLES = (
     *("SansMono", "SansMono-Bold", "SansMono-Oblique", "SansMono-BoldOblique"),
     *("Serif", "Serif-Bold", "Serif-Italic", "Serif-BoldItalic"),
 )
-REFERENCE = {  # fingerprints with matplotlib 3.11's fonts and FreeType 2.14: to inform, not to bar
-    "train": "9e53ba221b75bbc4",
-    "validation": "e1f487915a9e9847",
-    "test": "69d5654b7f3b0575",
-}
 
 
 def load_glyphs(split: str) -> ImageSet:
@@ -48,11 +43,6 @@ def load_glyphs(split: str) -> ImageSet:
     kept = arrays["split"] == split
     images = torch.from_numpy(arrays["images"][kept])[:, None]
     return ImageSet("glyphs", split, images, torch.from_numpy(arrays["code_points"][kept]))
-
-
-def is_reference(image_set: ImageSet) -> bool:
-    """Whether these are, pixel for pixel, the glyphs that published figures were measured on."""
-    return image_set.fingerprint().startswith(REFERENCE[image_set.split])
 
 
 def split_of(code_point: int) -> str:
