@@ -98,7 +98,7 @@ def test_labels_that_do_not_match_the_images_are_refused(tmp_path: Path):
 
 @pytest.mark.skipif(not (SHARED / "mnist").is_dir(), reason="no MNIST here")
 def test_mnist_is_split_and_as_noisy_as_stated():
-    """45.5 nats of pixel noise per test image (shared/data/README.md)."""
+    """45.5 nats of pixel noise per test image."""
     sizes = {split: len(load("mnist", split, root=SHARED)) for split in ("train", "validation")}
     test = load("mnist", "test", root=SHARED)
     assert sizes == {"train": 50_000, "validation": 10_000} and len(test) == 10_000

@@ -20,7 +20,7 @@ def test_any_image_size_can_be_decoded_and_every_pixel_varies(layers: int, heigh
 
 @pytest.mark.parametrize("training", [True, False])
 def test_an_image_is_decoded_from_its_own_readout(training: bool):
-    """EVALUATION, condition 1: other images, their order and their number change nothing."""
+    """Condition 1: other images, their order and their number change nothing."""
     net = Decoder(DecoderConfig(base=16, layers=2), 5, 3, 8, 8).train(training)
     readout = torch.randn(3, 4, 5)
     torch.testing.assert_close(net(readout)[1, 2], net(readout[1:2, 2:3])[0, 0])

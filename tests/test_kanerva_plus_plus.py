@@ -221,7 +221,7 @@ def test_the_bound_is_its_three_terms(any_model: KanervaPlusPlus, draw: Draw):
 
 
 def test_one_memory_written_first_serves_the_whole_episode(any_model: KanervaPlusPlus, draw: Draw):
-    """EVALUATION, condition 2: scoring under the memory that `write` gives is the same bound."""
+    """Condition 2: scoring under the memory that `write` gives is the same bound."""
     images = draw(any_model.config, 2, 4)
     memory = any_model.write(images)
     own, given = (any_model.elbo(images, m, generator=stream(2)) for m in (None, memory))
@@ -238,7 +238,7 @@ def test_another_memory_changes_the_readout_term_alone(model: KanervaPlusPlus, d
 
 
 def test_the_key_term_charges_every_head(wake: Wake, tiny: ModelConfig, draw: Draw):
-    """EVALUATION: joint over the K heads, charged in full, for each image, not divided by T."""
+    """Joint over the K heads, charged in full, for each image, not divided by T."""
     model = wake(replace(tiny, memory=replace(tiny.memory, reads=3)))
     images = draw(tiny, 2, 4)
     q = model.key_posterior(model.encoder(images))

@@ -31,7 +31,7 @@ def test_evonorm_is_its_formula(channels: int, groups: int):
 
 
 def test_evonorm_looks_at_one_sample_only():
-    """A prior or decoder built on it must not see the other images (EVALUATION, condition 1)."""
+    """A prior or decoder built on it must not see the other images (condition 1)."""
     norm, x = EvoNormS0(8), torch.randn(4, 8, 3, 3)
     changed = x.clone()
     changed[1:] = 100 * torch.randn(3, 8, 3, 3)

@@ -1,6 +1,6 @@
 """Claims that no single module owns: the paper's sizes, and that the bound is one.
 
-The conditions of EVALUATION.md: p sees an episode through M only, the KLs are those of the samples
+The conditions of docs/evaluation.md: p sees an episode through M only, KLs are those of the samples
 that are used, and a process that has nothing but weights, memory, y and z scores the same.
 """
 
@@ -42,7 +42,7 @@ def test_defaults_are_those_of_appendix_e():
 
 
 def test_the_default_model_writes_384_floats_per_image_at_32():
-    """EVALUATION: M is free, so its size is said: 3 x 64 x 64 shared by T = 32 images."""
+    """docs/evaluation.md: M is free, so its size is said: 3 x 64 x 64 shared by T = 32 images."""
     model = KanervaPlusPlus(ModelConfig()).eval()
     with torch.no_grad():
         memory = model.write(torch.zeros(2, 1, 28, 28))
@@ -145,7 +145,7 @@ def test_more_samples_tighten_the_bound(parts):
 
 
 def test_a_weight_is_the_joint_over_the_posterior_of_the_same_draw(parts):
-    """EVALUATION, condition 4: one y sample serves the prior, the weight and its own density."""
+    """Condition 4: one y sample serves the prior, the weight and its own density."""
     model, episode, embedding, maps = parts
     weights = model.log_weights(episode, 3, generator=torch.Generator().manual_seed(4))
     noise = torch.Generator().manual_seed(4)
@@ -158,7 +158,7 @@ def test_a_weight_is_the_joint_over_the_posterior_of_the_same_draw(parts):
 
 
 def test_each_images_joint_density_knows_nothing_of_the_others(parts):
-    """EVALUATION, condition 1: given M, an image is scored alike alone, last or in training."""
+    """Condition 1: given M, an image is scored alike alone, last or in training."""
     model, _, _, maps = parts
     config = model.config
     episode = torch.bernoulli(torch.full((1, 5, *config.image), 0.5))
@@ -200,7 +200,7 @@ save_file({n: torch.cat([getattr(r, n) for r in rows], dim=1) for n in names}, f
 def test_a_fresh_process_with_weights_memory_y_and_z_finds_the_same_densities(
     kind: str, wake: Wake, tiny: ModelConfig, tiny_colour: ModelConfig, draw: Draw, tmp_path: Path
 ):
-    """EVALUATION: "the test that shows it". Nothing of X is in the other process but the pixels
+    """The protocol's "test that shows it". Nothing of X is in the other process but the pixels
     it is asked to score, and they enter p(x|z) as its argument alone."""
     model = wake(tiny if kind == "grey" else tiny_colour)
     episodes = draw(model.config, 2, 3)

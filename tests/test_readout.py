@@ -20,7 +20,7 @@ def test_any_stack_of_traces_gives_a_normal_over_the_readout(block: int, reads: 
 
 @pytest.mark.parametrize("training", [True, False])
 def test_the_prior_of_one_image_does_not_see_the_others_traces(training: bool):
-    """EVALUATION, condition 1: no batch statistic, index or state, in training either."""
+    """Condition 1: no batch statistic, index or state, in training either."""
     net = ReadoutPrior(CONFIG, MemoryConfig(size=16, block=4)).train(training)
     traces = torch.randn(3, 4, 2, 3, 4, 4)
     whole, alone = net(traces), net(traces[1:2, 2:3])
