@@ -62,12 +62,3 @@ def test_episodes_are_written_apart():
 
 def test_a_base_that_cannot_be_halved_again_stays_at_one():
     assert writer(size=32, base=2)(torch.zeros(1, 1, 6, dtype=torch.float64)).isfinite().all()
-
-
-@pytest.mark.parametrize("size", [4, 16, 64])
-def test_a_fresh_memory_has_the_spread_of_its_embedding(size: int):
-    """The writer starts out keeping variance: a memory neither fades nor explodes with its size."""
-    writer = PooledWriter(MemoryConfig(size=size, block=4, base=256), embedding=64)
-    maps = writer(torch.randn(400, 1, 64))
-    inner = maps[..., 1:-1, 1:-1].var(dim=0).mean().item()  # padding takes taps from the border
-    assert 0.5 < inner < 2

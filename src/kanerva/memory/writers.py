@@ -33,13 +33,6 @@ class PooledWriter(nn.Module):
         if doublings == 0:
             layers.append(nn.Conv2d(maps, config.channels, 3, padding=1))
         self.stack = nn.Sequential(*layers)
-        # ours: keep the variance of the embedding through the stack (an output pixel of a 4x4/2
-        # transposed convolution sums 4 taps of each map). With torch's smaller initial weights the
-        # prior did not learn to look at M (glyphs, 500 steps).
-        nn.init.normal_(self.project.weight, std=embedding**-0.5)
-        for layer in layers:
-            taps = 4 if isinstance(layer, nn.ConvTranspose2d) else 9
-            nn.init.normal_(layer.weight, std=(taps * layer.in_channels) ** -0.5)
 
     def forward(self, embedding: Embedding) -> MemoryMap:
         maps = self.project(embedding.mean(dim=1)).unflatten(-1, (-1, self.start, self.start))
