@@ -104,6 +104,22 @@ def test_pictures_are_drawn_from_test_data_and_from_files(trained: Path, capsys)
     assert Path("mine.png").read_bytes() == Path("again.png").read_bytes()
 
 
+def test_evaluate_options_reach_the_record(trained: Path, mnist_root: Path):
+    argv = ["evaluate", str(trained), "--split", "validation", "--episodes", "2", "--controls", "8"]
+    assert main([*argv, "--variant", "wide", "--results", "results"]) == 0
+    record = json.loads(Path("results/mnist/kpp-paper-wide-s0-validation.json").read_text())
+    assert record["split"] == "validation" and record["partial"] and record["n_images"] == 16
+    assert record["controls"]["n_images"] == 8 and record["variant"] == "wide"
+    assert (trained / "evaluation-validation-partial.json").is_file()
+
+
+def test_seed_and_spread_change_what_is_generated(trained: Path):
+    for out, more in (("a", []), ("b", []), ("c", ["--seed", "3"]), ("d", ["--spread", "2"])):
+        assert main(["generate", str(trained), "--num", "4", "--out", f"{out}.png", *more]) == 0
+    a, b, c, d = (Path(f"{name}.png").read_bytes() for name in "abcd")
+    assert a == b and len({a, c, d}) == 3
+
+
 def test_data_list_says_what_is_here(capsys: pytest.CaptureFixture[str], mnist_root: Path):
     assert main(["data", "list"]) == 0
     lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()[1:]}

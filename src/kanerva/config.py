@@ -54,6 +54,11 @@ class MemoryConfig:
         if self.block > self.size:
             raise UserError(f"memory.block={self.block} exceeds memory.size={self.size}")
 
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Cm, Hm, Wm."""
+        return (self.channels, self.size, self.size)
+
 
 @dataclass(frozen=True, kw_only=True)
 class KeyConfig:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 from tqdm import tqdm
 
@@ -41,6 +42,21 @@ def load_split(config: RunConfig, split: str, root: Path | None) -> data.ImageSe
     if config.data.binarization == "none" and config.likelihood.kind == "bernoulli":
         raise UserError("a Bernoulli likelihood needs data.binarization other than none")
     return images
+
+
+def fixed_episodes(
+    config: RunConfig,
+    images: data.ImageSet,
+    device: torch.device,
+    binarization: data.Binarization | None = None,
+) -> data.FixedEpisodes:
+    """The episodes a run is scored on: its own T and, unless told otherwise, its own pixels."""
+    return data.FixedEpisodes(
+        images,
+        episode_length=config.episode_length,
+        binarization=binarization or config.data.binarization,
+        device=device,
+    )
 
 
 # The run folder

@@ -20,7 +20,7 @@ from kanerva.evaluation.report import compare as side_by_side
 from kanerva.evaluation.report import table
 from kanerva.models import MemoryModel, load
 from kanerva.pictures import sheet
-from kanerva.runs import load_split, read_run_config
+from kanerva.runs import fixed_episodes, load_split, read_run_config
 
 
 def evaluate(argv: list[str]) -> int:
@@ -62,12 +62,7 @@ def evaluate(argv: list[str]) -> int:
 def own_episodes(run: Path, model: MemoryModel, root: Path | None) -> FixedEpisodes:
     """The test episodes of a run's own data."""
     config = read_run_config(run)
-    return FixedEpisodes(
-        load_split(config, "test", root),
-        episode_length=config.episode_length,
-        binarization=config.data.binarization,
-        device=model.device,
-    )
+    return fixed_episodes(config, load_split(config, "test", root), model.device)
 
 
 def draw_reconstructions(run: Path, model: MemoryModel, root: Path | None) -> Path:

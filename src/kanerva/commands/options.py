@@ -24,8 +24,7 @@ class Parser(ArgumentParser):
         )
 
     def format_help(self, *args: Any, **kwargs: Any) -> str:
-        text = super().format_help(*args, **kwargs)
-        return re.sub(r"--[\w.]+", lambda found: found.group().replace("_", "-"), text)
+        return _with_dashes(super().format_help(*args, **kwargs))
 
     def add_place(self) -> None:
         """Where data lie and where to compute: options of every verb that runs a model."""
@@ -36,6 +35,11 @@ class Parser(ArgumentParser):
         """Parsed options as a plain dictionary; nested options are nested."""
         flags = [_underscore(word) if word.startswith("--") else word for word in argv]
         return self.parse_args(flags).as_dict()
+
+
+def _with_dashes(text: str) -> str:
+    """Flags as users type them."""
+    return re.sub(r"--[\w.]+", lambda flag: flag.group().replace("_", "-"), text)
 
 
 def _underscore(flag: str) -> str:
@@ -71,7 +75,7 @@ def in_our_words(message: str) -> str:
     value = re.search(r"(?:Got value|Given value): (.*)", message)
     wanted = re.findall(r"Expected an? (.*?)(?:\. Got|$)", message, re.MULTILINE)
     if key is None or value is None or not wanted:
-        return re.sub(r"--[\w.]+", lambda flag: flag.group().replace("_", "-"), message)
+        return _with_dashes(message)
     kind = re.sub(r"<class '(\w+)'>", r"\1", wanted[0])
     kind = re.sub(r"typing\.Literal\[(.*)\]", r"one of \1", kind).replace("'", "")
     name = key.group(1).replace("_", "-")

@@ -16,9 +16,9 @@ def zeroed(model: MemoryModel, episodes: FixedEpisodes, limit: int) -> Score:
     """A memory of zeros."""
 
     def terms_of(chunk: Chunk) -> ElboTerms:
-        memory = model.write(chunk.batch.images)
-        empty = Memory(torch.zeros_like(memory.map))
-        return model.elbo(chunk.batch.images, empty, generator=chunk.generator)
+        images = chunk.batch.images
+        empty = torch.zeros(len(images), *model.config.memory.shape, device=images.device)
+        return model.elbo(images, Memory(empty), generator=chunk.generator)
 
     return score(episodes, terms_of, limit=limit, title="zeroed")
 

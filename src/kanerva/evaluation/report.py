@@ -47,20 +47,11 @@ def table(record: dict[str, Any]) -> str:
 
 def compare(records: list[dict[str, Any]]) -> str:
     """Records side by side, the best bound of each preset first."""
-    rows = [
-        ["preset", "model", "pixels", "seed", "T", "bound", "± ci95", "bits/dim", "paper_style"]
-        + [
-            "own",
-            "left_out",
-            "other",
-            "zeroed",
-            "floats/img",
-            "bits/img",
-            "params",
-            "img/s",
-            "images",
-        ]
-    ]
+    columns = (
+        "preset model pixels seed T bound ±_ci95 bits/dim paper_style own left_out other zeroed"
+    )
+    columns += " floats/img bits/img params img/s images"
+    rows = [[name.replace("_ci", " ci") for name in columns.split()]]
     for r in sorted(records, key=lambda r: (r["preset"], r["bound"]["nll_nats"])):
         name = r["model"] + (f"-{r['variant']}" if r["variant"] else "")
         tried = [r["controls"][name] for name in ("own", "left_out", "other", "zeroed")]

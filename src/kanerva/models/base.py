@@ -193,8 +193,7 @@ class MemoryModel(
 
     def as_maps(self, memory: Memory, images: Images | None = None) -> Float[Tensor, "B Cm Hm Wm"]:
         """Check that a memory fits this model (and the images it is used with)."""
-        side = self.config.memory.size
-        expected = (self.config.memory.channels, side, side)
+        expected = self.config.memory.shape
         if tuple(memory.map.shape[-3:]) != expected:
             raise UserError(
                 f"this model's memories are {expected}, got {tuple(memory.map.shape[-3:])}"

@@ -137,23 +137,20 @@ def _seal(state: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def read_state(folder: Path) -> tuple[Progress, dict[str, Any]]:
-    """Check a resumable checkpoint's files against `state.json`; where it stands, and about it."""
+def read_state(folder: Path) -> dict[str, Any]:
+    """`state.json` of a resumable checkpoint, if it is as it was saved."""
     path = folder / STATE
     if not path.is_file():
         raise UserError(f"nothing to resume: {path} is missing")
     try:
         state = json.loads(path.read_text())
         intact = state["seal"] == _seal(state)
-        digests, progress, about = state["sha256"], state["progress"], state["about"]
+        progress = state["progress"]
     except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
         raise UserError(f"{path} is damaged: {error}") from error
     if not intact or set(progress) != {f.name for f in fields(Progress)}:
         raise UserError(f"{path} was altered after it was saved")
-    for name, digest in digests.items():
-        if not (folder / name).is_file() or _digest(folder / name) != digest:
-            raise UserError(f"{folder / name} is truncated or was altered after it was saved")
-    return Progress(**progress), about
+    return state
 
 
 def restore(
@@ -162,8 +159,12 @@ def restore(
     optimizer: torch.optim.Optimizer,
     average: MemoryModel | None,
 ) -> Progress:
-    """Load what `save_last` wrote into a model and optimiser built from the same config."""
-    progress, _ = read_state(folder)
+    """Load what `save_last` wrote into a model and optimiser built from the same config, once its
+    files are found to be those that `state.json` was saved with."""
+    state = read_state(folder)
+    for name, digest in state["sha256"].items():
+        if not (folder / name).is_file() or _digest(folder / name) != digest:
+            raise UserError(f"{folder / name} is truncated or was altered after it was saved")
     load_weights(model, folder / WEIGHTS)
     tensors, _ = read_tensors(folder / OPTIMIZER)
 
@@ -173,4 +174,4 @@ def restore(
     restore_optimizer(optimizer, part("optimizer."))
     if average is not None:
         average.load_state_dict(part("average."))
-    return progress
+    return Progress(**state["progress"])

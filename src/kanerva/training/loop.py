@@ -27,7 +27,14 @@ from kanerva.models import build
 from kanerva.models.base import Images, MemoryModel
 from kanerva.pictures import sheet
 from kanerva.provenance import commit, device_name, versions
-from kanerva.runs import Journal, check_same_run, load_split, locked, open_run
+from kanerva.runs import (
+    Journal,
+    check_same_run,
+    fixed_episodes,
+    load_split,
+    locked,
+    open_run,
+)
 from kanerva.seeding import derive_seed, stream
 from kanerva.training.checkpoint import (
     Progress,
@@ -106,12 +113,7 @@ def train(
         binarization=config.data.binarization,
         device=fabric.device,
     )
-    validation = FixedEpisodes(
-        validation_set,
-        episode_length=config.episode_length,
-        binarization=config.data.binarization,
-        device=fabric.device,
-    )
+    validation = fixed_episodes(config, validation_set, fabric.device)
     check_run(run, config, resume)
     trainer = Trainer(config, run, fabric, episodes, validation, resume)
     open_run(run, config, resume)
@@ -130,7 +132,7 @@ def check_run(run: Path, config: RunConfig, resume: bool) -> None:
     recover(last)
     recover(run / "checkpoints" / "best")
     if last.exists():
-        check_same_run(run, read_state(last)[1]["config"], config)
+        check_same_run(run, read_state(last)["about"]["config"], config)
 
 
 class Trainer:
@@ -160,6 +162,12 @@ class Trainer:
         if self.progress.step > self.total:
             raise UserError(f"{run} is already at step {self.progress.step}, past {self.total}")
         self.wrapped, self.optimizer = fabric.setup(self.model, optimizer)
+        self.about = {
+            "config": to_dict(config),
+            "commit": commit(),
+            "versions": versions(),
+            "device": device_name(fabric.device),
+        }
         self.streak = 0  # steps in a row that were skipped
         self.clock = time.monotonic()  # when `wall_s` was last brought up to date
 
@@ -194,18 +202,18 @@ class Trainer:
             if progress.step % config.log_every == 0 or progress.step == self.total:
                 self._log(result, images * (progress.step - logged) / (time.monotonic() - since))
                 logged, since = progress.step, time.monotonic()
-            if progress.step % config.validate_every == 0 or progress.step == self.total:
+            validated = progress.step % config.validate_every == 0 or progress.step == self.total
+            if validated:
                 self._validate()
-                self._save()
-                logged, since = progress.step, time.monotonic()
-            elif time.monotonic() - self.clock > SAVE_EVERY and self.streak == 0:
-                self._save()
             if caught:
                 reason = caught[0]
             elif deadline is not None and time.monotonic() > deadline:
                 reason = "minutes"
-            if reason != "finished" and self._healthy():
+            late = time.monotonic() - self.clock > SAVE_EVERY and self.streak == 0
+            if validated or late or (reason != "finished" and self._healthy()):
                 self._save()
+            if validated:
+                logged, since = progress.step, time.monotonic()
         if progress.step == self.total:
             reason = "finished"
         self.journal.bar.close()
@@ -308,19 +316,13 @@ class Trainer:
         self.progress.wall_s += now - self.clock
         self.clock = now
         self.progress.metrics_bytes = self.journal.metrics.stat().st_size
-        about = {
-            "config": to_dict(self.config),
-            "commit": commit(),
-            "versions": versions(),
-            "device": device_name(self.fabric.device),
-        }
         save_last(
             self.run / "checkpoints" / "last",
             self.model,
             self.optimizer,
             self.progress,
             self.average,
-            about,
+            self.about,
         )
 
 
