@@ -47,11 +47,8 @@ def table(record: dict[str, Any]) -> str:
 
 def compare(records: list[dict[str, Any]]) -> str:
     """Records side by side, the best bound of each preset first."""
-    columns = (
-        "preset model pixels seed T bound ±_ci95 bits/dim paper_style own left_out other zeroed"
-    )
-    columns += " floats/img bits/img params img/s images"
-    rows = [[name.replace("_ci", " ci") for name in columns.split()]]
+    first = "preset,model,pixels,seed,T,bound,± ci95,bits/dim,paper_style,own,left_out,other,zeroed"
+    rows = [[*first.split(","), "floats/img", "bits/img", "params", "img/s", "images"]]
     for r in sorted(records, key=lambda r: (r["preset"], r["bound"]["nll_nats"])):
         name = r["model"] + (f"-{r['variant']}" if r["variant"] else "")
         tried = [r["controls"][name] for name in ("own", "left_out", "other", "zeroed")]
