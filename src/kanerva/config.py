@@ -30,13 +30,17 @@ class EncoderConfig:
     width: int = 64  # channels of the first stage; the embedding has 8 * width numbers
     blocks: tuple[int, int, int, int] = (2, 2, 2, 2)
     shift: float = 0.125  # share of channels moved forward, and again as many back; 0 switches off
+    depth: int = 2  # kpp, ours: residual blocks at each of its two resolutions
 
     def __post_init__(self) -> None:
-        _positive(self, "width")
+        _positive(self, "width", "depth")
         if not 0 <= self.shift <= 0.5:
             raise UserError(f"EncoderConfig.shift must lie in [0, 0.5], got {self.shift}")
         if min(self.blocks) < 1:
             raise UserError(f"EncoderConfig.blocks must all be at least 1, got {self.blocks}")
+
+
+Placement = Literal["gaussian", "normalised", "cells", "transport"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,12 +51,25 @@ class MemoryConfig:
     size: int = 64  # Hm = Wm
     reads: int = 2  # K, chosen in §4.3
     block: int = 16  # h = w of one read. ours: the paper gives no block size
-    base: int = 256  # feature maps of the writer's first layer, halved per layer
+    base: int = 256  # kpp-paper: feature maps of the writer's first layer, halved per layer
+    placement: Placement = "gaussian"  # where a sample's block lies; all but gaussian are kpp's
+    read: Literal["soft", "hard"] = "soft"  # hard: a key reads the cell it lies in, whole
+    capacity: int = 36  # kpp, ours: blocks there is room for; a grid of cells
+    unwritten: float = 0.0  # kpp, ours: share of each training episode that is not written
+    noise: float = 0.0  # kpp, ours: of blocks while training, as a share of their range [-1, 1]
+    locality: float = 0.0  # kpp, ours: weight of the loss that puts like beside like
 
     def __post_init__(self) -> None:
-        _positive(self, "channels", "size", "reads", "block", "base")
+        _positive(self, "channels", "size", "reads", "block", "base", "capacity")
         if self.block > self.size:
             raise UserError(f"memory.block={self.block} exceeds memory.size={self.size}")
+        if not 0 <= self.unwritten <= 1:
+            raise UserError(f"memory.unwritten must lie in [0, 1], got {self.unwritten}")
+        for name in ("noise", "locality"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise UserError(f"memory.{name} must not be negative, got {getattr(self, name)}")
+        if self.read == "hard" and self.placement not in ("cells", "transport"):
+            raise UserError(f"memory.read=hard needs cells, not placement={self.placement}")
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -75,13 +92,20 @@ class KeyConfig:
 class ReadoutConfig:
     """Z: its posterior q(Z|X) and its learned prior p(Z|M-hat, Y)."""
 
-    size: int = 64  # L. ours: the paper does not say
+    size: int = 64  # L. ours: the paper does not say. kpp: numbers of the global part, may be 0
+    channels: int = 0  # kpp, ours: maps of the spatial part, a quarter of the image's side
+    posterior: Literal["amortised", "residual"] = "amortised"  # residual: kpp's, ours
     hidden: int = 512
     layers: int = 3
     prior_width: int = 64  # ours: feature maps of the prior's first convolution
 
     def __post_init__(self) -> None:
-        _positive(self, "size", "hidden", "layers", "prior_width")
+        _positive(self, "hidden", "layers", "prior_width")
+        for name in ("size", "channels"):
+            if getattr(self, name) < 0:
+                raise UserError(f"readout.{name} must not be negative, got {getattr(self, name)}")
+        if self.size + self.channels == 0:
+            raise UserError("a readout needs readout.size or readout.channels, both are 0")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,9 +114,10 @@ class DecoderConfig:
 
     base: int = 256  # ours: feature maps of the first layer, halved per layer
     layers: int = 3  # ours: doublings of the side
+    depth: int = 2  # kpp, ours: residual blocks at each of its two resolutions
 
     def __post_init__(self) -> None:
-        _positive(self, "base", "layers")
+        _positive(self, "base", "layers", "depth")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +131,7 @@ class LikelihoodConfig:
         _positive(self, "components")
 
 
-ModelName = Literal["kpp-paper"]
+ModelName = Literal["kpp", "kpp-paper"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,6 +152,21 @@ class ModelConfig:
             raise UserError(f"image must be (channels, height, width), got {self.image}")
         if self.likelihood.kind == "logistic_mixture" and self.image[0] not in (1, 3):
             raise UserError(f"logistic_mixture needs 1 or 3 channels, got {self.image[0]}")
+        memory, readout = self.memory, self.readout
+        if self.model == "kpp-paper":
+            printed = {"memory.placement": "gaussian", "memory.read": "soft"}
+            printed |= {"readout.posterior": "amortised", "readout.channels": 0}
+            for name, value in printed.items():
+                group, option = name.split(".")
+                if getattr(getattr(self, group), option) != value:
+                    got = getattr(getattr(self, group), option)
+                    raise UserError(f"kpp-paper is the model as printed, {name}={got} is for kpp")
+            if readout.size == 0:
+                raise UserError("kpp-paper reads a vector: readout.size must be positive, got 0")
+        if self.model == "kpp" and memory.reads != 1:
+            raise UserError(
+                f"kpp writes one block for each sample: memory.reads=1, not {memory.reads}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,6 +206,7 @@ class RunConfig(ModelConfig):
     """A training run: the model, its data and how long."""
 
     preset: str = "glyphs"
+    variant: str | None = None  # what a preset's settings are called: kpp's are store and generate
     data: DataConfig = field(default_factory=DataConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     episode_length: int = 32  # T. ours: the paper trains between 5 and 64 (§4.3)
@@ -194,7 +235,7 @@ class RunConfig(ModelConfig):
     def config_hash(self) -> str:
         """Names what was trained, whatever the seed, the folder of data and the logging."""
         content = to_dict(self)
-        for name in ("seed", "log_every", "preset"):
+        for name in ("seed", "log_every", "preset", "variant"):
             del content[name]
         del content["data"]["folder"]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]

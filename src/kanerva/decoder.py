@@ -4,8 +4,9 @@ from math import ceil
 
 from torch import nn
 
-from kanerva.config import DecoderConfig
+from kanerva.config import DecoderConfig, ReadoutConfig
 from kanerva.layers.evonorm import EvoNormS0
+from kanerva.layers.residual import residual_stack
 from kanerva.shapes import DecoderOutput, Readout
 
 _NARROWEST = 16  # ours: feature maps are halved per layer, but not below this
@@ -34,4 +35,45 @@ class Decoder(nn.Module):
         top = (pixels.shape[-2] - self.height) // 2
         left = (pixels.shape[-1] - self.width) // 2
         pixels = pixels[..., top : top + self.height, left : left + self.width]
+        return pixels.unflatten(0, readout.shape[:2])
+
+
+class SpatialDecoder(nn.Module):
+    """`kpp`'s decoder: a readout with a global and a spatial part to likelihood parameters.
+
+    `base` maps at a quarter of the side, half as many at half of it; the last convolution gives
+    each of its places the pixels of a 2x2 patch.
+    """
+
+    def __init__(
+        self, config: DecoderConfig, readout: ReadoutConfig, outputs: int, height: int, width: int
+    ) -> None:
+        super().__init__()
+        self.height, self.width, base = height, width, config.base
+        self.size, self.side = readout.size, (-(-height // 4), -(-width // 4))
+        if readout.size:
+            self.from_global = nn.Linear(readout.size, base * self.side[0] * self.side[1])
+        if readout.channels:
+            self.from_maps = nn.Conv2d(readout.channels, base, 3, padding=1)
+        half = base // 2
+        self.stack = nn.Sequential(
+            residual_stack(base, config.depth),
+            nn.Conv2d(base, 4 * half, 1),
+            nn.PixelShuffle(2),
+            residual_stack(half, config.depth),
+            nn.GroupNorm(1, half),
+            nn.SiLU(),
+            nn.Conv2d(half, 4 * outputs, 3, padding=1),
+            nn.PixelShuffle(2),
+        )
+
+    def forward(self, readout: Readout) -> DecoderOutput:
+        flat = readout.flatten(0, 1)
+        parts = []
+        if self.size:
+            known = self.from_global(flat[:, : self.size])
+            parts.append(known.unflatten(-1, (-1, *self.side)))
+        if flat.shape[1] > self.size:
+            parts.append(self.from_maps(flat[:, self.size :].unflatten(-1, (-1, *self.side))))
+        pixels = self.stack(sum(parts[1:], parts[0]))[..., : self.height, : self.width]
         return pixels.unflatten(0, readout.shape[:2])

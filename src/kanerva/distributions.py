@@ -25,9 +25,9 @@ class DiagonalNormal:
     log_std: Latent
 
     @classmethod
-    def from_network(cls, output: Float[Tensor, "B T two_l"]) -> "DiagonalNormal":
+    def from_network(cls, output: Float[Tensor, "B T *two_l"], dim: int = -1) -> "DiagonalNormal":
         """Split a network's last layer into mean and log standard deviation."""
-        mean, log_std = output.float().chunk(2, dim=-1)
+        mean, log_std = output.float().chunk(2, dim=dim)
         return cls(mean, log_std.clamp(*_LOG_STD_RANGE))
 
     @classmethod
@@ -56,3 +56,54 @@ class DiagonalNormal:
         shift = (self.mean - other.mean) * (-other.log_std).exp()
         kl = 0.5 * ((2 * log_ratio).exp() + shift.square() - 1) - log_ratio
         return kl.flatten(2).sum(-1)
+
+    def kl_to_prior(self) -> PerImage:
+        """KL[self || N(0, 1)]."""
+        return self.kl(DiagonalNormal.standard_like(self.mean))
+
+    def log_ratio(self, value: Latent) -> PerImage:
+        """ln q(value) - ln N(value; 0, 1)."""
+        return self.log_prob(value) - DiagonalNormal.standard_like(value).log_prob(value)
+
+
+@dataclass(frozen=True)
+class ConfinedNormal:
+    """N(0, 1) confined to a box: p(y | y in the box), a key that knows its place and no more.
+
+    The box lies in quantile space, where 2 Phi(y) - 1 is uniform on [-1, 1]: middle `centre`, half
+    widths `half`. Its prior mass is the product of its half widths, so the divergence from N(0, 1)
+    is exactly -ln(mass), and so is the log-ratio of the densities at every point inside. Where p
+    cannot tell several boxes apart, `mass` may be that of all of them together.
+    """
+
+    centre: Latent
+    half: Latent
+    mass: PerImage
+
+    @property
+    def mean(self) -> Latent:
+        """The middle of the box, as a key."""
+        return as_normal(self.centre)
+
+    def sample(self, generator: torch.Generator | None = None) -> Latent:
+        shape, device = self.centre.shape, self.centre.device
+        chance = 2 * torch.rand(shape, generator=generator, device=device) - 1
+        return as_normal(self.centre + self.half * chance)
+
+    def kl_to_prior(self) -> PerImage:
+        """KL[self || N(0, 1)]: exactly what it takes to name the box."""
+        return -self.mass.log()
+
+    def log_ratio(self, value: Latent) -> PerImage:
+        """ln q(value) - ln p(value): the same everywhere inside the box."""
+        return -self.mass.log()
+
+
+def as_uniform(normal: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
+    """2 Phi(y) - 1: makes N(0, 1) uniform on [-1, 1]."""
+    return (normal * 0.5**0.5).erf()
+
+
+def as_normal(uniform: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
+    """The inverse of `as_uniform`, finite at the ends."""
+    return uniform.float().clamp(-1 + 1e-6, 1 - 1e-6).erfinv() * 2**0.5

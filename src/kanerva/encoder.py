@@ -1,10 +1,12 @@
 """E = f_enc(X): the episode encoder (§3.3)."""
 
+import torch.nn.functional as F
 from torch import nn
 
 from kanerva.config import EncoderConfig
+from kanerva.layers.residual import residual_stack
 from kanerva.layers.resnet import ResNet
-from kanerva.shapes import Embedding, Episode
+from kanerva.shapes import Embedding, Episode, FeatureMaps
 
 
 class EpisodeEncoder(nn.Module):
@@ -18,3 +20,36 @@ class EpisodeEncoder(nn.Module):
     def forward(self, episode: Episode) -> Embedding:
         embedding = self.net(2 * episode.flatten(0, 1) - 1, length=episode.shape[1])
         return embedding.unflatten(0, episode.shape[:2])
+
+
+class SampleEncoder(nn.Module):
+    """`kpp`'s encoder: each sample by itself, to maps of a quarter of its side.
+
+    No temporal shift and no batch statistics: what a sample is written as depends on that sample
+    alone, so that others can come and go.
+    """
+
+    def __init__(self, config: EncoderConfig, channels: int) -> None:
+        super().__init__()
+        width = config.width
+        self.features = 2 * width  # D
+        self.net = nn.Sequential(
+            nn.PixelUnshuffle(2),  # pixels as channels: half the side without loss
+            nn.Conv2d(4 * channels, width, 3, padding=1),
+            residual_stack(width, config.depth),
+            nn.Conv2d(width, 2 * width, 3, stride=2, padding=1),
+            residual_stack(2 * width, config.depth),
+            nn.GroupNorm(1, 2 * width),
+            nn.SiLU(),
+        )
+
+    def forward(self, episode: Episode) -> FeatureMaps:
+        images = 2 * episode.flatten(0, 1) - 1
+        height, width = images.shape[-2:]
+        images = F.pad(images, (0, -width % 4, 0, -height % 4))
+        return self.net(images).unflatten(0, episode.shape[:2])
+
+
+def quarter(side: int) -> int:
+    """A quarter of an image's side, rounded up."""
+    return -(-side // 4)

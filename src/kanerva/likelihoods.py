@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kanerva.config import LikelihoodConfig
 from kanerva.errors import UserError
-from kanerva.shapes import DecoderOutput, Episode, PerImage
+from kanerva.shapes import DecoderOutput, Episode, PerImage, PerPixel
 
 
 class Likelihood(ABC):
@@ -28,7 +28,15 @@ class Likelihood(ABC):
         """Refuse pixels this is no likelihood of: their score would be no bound."""
 
     @abstractmethod
-    def log_prob(self, output: DecoderOutput, images: Episode) -> PerImage: ...
+    def pixel_log_prob(self, output: DecoderOutput, images: Episode) -> PerPixel:
+        """ln p of each pixel, all its channels together."""
+
+    def log_prob(
+        self, output: DecoderOutput, images: Episode, observed: PerPixel | None = None
+    ) -> PerImage:
+        """ln p of each image; of the pixels where `observed` is 1, if it is given."""
+        pixels = self.pixel_log_prob(output, images)
+        return (pixels if observed is None else pixels * observed).flatten(2).sum(-1)
 
     @abstractmethod
     def mean(self, output: DecoderOutput) -> Episode:
@@ -54,9 +62,9 @@ class Bernoulli(Likelihood):
                 "binarize grey ones first (kanerva.data.binarize)"
             )
 
-    def log_prob(self, output: DecoderOutput, images: Episode) -> PerImage:
+    def pixel_log_prob(self, output: DecoderOutput, images: Episode) -> PerPixel:
         nll = F.binary_cross_entropy_with_logits(output.float(), images.float(), reduction="none")
-        return -nll.flatten(2).sum(-1)
+        return -nll.sum(2)
 
     def mean(self, output: DecoderOutput) -> Episode:
         return output.float().sigmoid()
@@ -120,7 +128,7 @@ class LogisticMixture(Likelihood):
         a, b, c = coefficients.unbind(2)
         return torch.stack([red, green + a * r, blue + b * r + c * g], dim=2)
 
-    def log_prob(self, output: DecoderOutput, images: Episode) -> PerImage:
+    def pixel_log_prob(self, output: DecoderOutput, images: Episode) -> PerPixel:
         channels = images.shape[2]
         logits, means, log_scales, coefficients = self._split(output, channels)
         levels = (2 * images.float() - 1).unsqueeze(3)  # (B, T, C, 1, H, W)
@@ -137,8 +145,7 @@ class LogisticMixture(Likelihood):
         first, last = levels < -1 + 0.5 / 255, levels > 1 - 0.5 / 255
         log_bin = torch.where(first, F.logsigmoid(upper), inside)
         log_bin = torch.where(last, F.logsigmoid(-lower), log_bin)
-        pixel = torch.logsumexp(logits.log_softmax(2) + log_bin.sum(2), dim=2)
-        return pixel.flatten(2).sum(-1)
+        return torch.logsumexp(logits.log_softmax(2) + log_bin.sum(2), dim=2)
 
     def mean(self, output: DecoderOutput) -> Episode:
         """Mixture-weighted locations, each channel given the locations before it.

@@ -1,12 +1,18 @@
 """Z, the readout: its posterior q(Z|X) and its learned prior p(Z|M-hat, Y) (§3.3, §3.5, App. E)."""
 
-from torch import nn
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
 
 from kanerva.config import MemoryConfig, ReadoutConfig
 from kanerva.distributions import DiagonalNormal
 from kanerva.layers.dense import deep_linear
 from kanerva.layers.evonorm import EvoNormS0
-from kanerva.shapes import Embedding, Traces
+from kanerva.layers.residual import residual_stack, zeroed
+from kanerva.shapes import Blocks, Embedding, FeatureMaps, PerImage, Readout, Traces
 
 
 class ReadoutPosterior(nn.Module):
@@ -41,3 +47,110 @@ class ReadoutPrior(nn.Module):
     def forward(self, traces: Traces) -> DiagonalNormal:
         stacked = traces.flatten(2, 3).flatten(0, 1)  # (B T, K Cm, h, w)
         return DiagonalNormal.from_network(self.net(stacked).unflatten(0, traces.shape[:2]))
+
+
+# kpp: a readout with a global and a spatial part, and a posterior that starts at the prior
+
+QuarterMaps = Float[Tensor, "N width Hq Wq"]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A readout drawn from q or p, and its densities under both."""
+
+    readout: Readout
+    kl: PerImage  # KL[q(z|.) || p(z|M, y)]; zero where z came from p itself
+    log_prior: PerImage  # ln p(z|M, y) at this very draw
+    log_posterior: PerImage  # ln q(z|.), or ln p again where z came from p
+
+
+class SpatialReadout(nn.Module):
+    """p(z | M, y) from a trace, and q(z | x, M, y) from trace and sample (§3.3, taken further).
+
+    z has a global part g of `size` numbers and a spatial part s of `channels` maps, a quarter of
+    the image's side: p(z|.) = p(g | trace) p(s | g, trace). With `residual`, q says by how much and
+    how surely it differs, in units of the prior:
+
+        mean = mu_p + sigma_p * delta,   std = sigma_p * exp(rho),   delta = rho = 0 at first
+
+    so KL z starts at zero and grows only by what a sample knows beyond its block.
+    """
+
+    def __init__(
+        self,
+        config: ReadoutConfig,
+        trace: tuple[int, int, int],
+        features: int,
+        side: tuple[int, int],
+    ) -> None:
+        super().__init__()
+        self.side, self.residual = side, config.posterior == "residual"
+        width, places = config.prior_width, side[0] * side[1]
+        self.lift = nn.Linear(prod(trace), width * places)  # a trace as quarter-size maps
+        self.body = residual_stack(width, 1)
+        self.embed = nn.Conv2d(features, width, 1)  # what q sees of x
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        self.p, self.q = nn.ModuleDict(), nn.ModuleDict()
+        if config.size:
+            self.shapes["global"] = (config.size,)
+            self.p["global"] = nn.Sequential(
+                nn.Flatten(), nn.Linear(width * places, 2 * config.size)
+            )
+            self.q["global"] = nn.Sequential(
+                nn.Flatten(), zeroed(nn.Linear(2 * width * places, 2 * config.size))
+            )
+            self.tell = nn.Linear(config.size, width * places)  # g to the spatial part
+        if config.channels:
+            self.shapes["spatial"] = (config.channels, *side)
+            self.p["spatial"] = nn.Sequential(
+                residual_stack(width, 1), nn.SiLU(), nn.Conv2d(width, 2 * config.channels, 1)
+            )
+            self.q["spatial"] = nn.Sequential(
+                nn.Conv2d(2 * width, width, 1),
+                residual_stack(width, 1),
+                nn.SiLU(),
+                zeroed(nn.Conv2d(width, 2 * config.channels, 1)),
+            )
+
+    def forward(
+        self,
+        traces: Blocks,
+        maps: FeatureMaps | None = None,
+        *,
+        readout: Readout | None = None,
+        sample: bool = True,
+        generator: torch.Generator | None = None,
+    ) -> Reading:
+        """Walk down the parts: z from q where the sample's `maps` are given, else from p; or take
+        `readout` as it is. `sample=False` takes the mean of each part."""
+        lead = traces.shape[:2]
+        known = self.body(
+            self.lift(traces.flatten(0, 1).flatten(1)).unflatten(-1, (-1, *self.side))
+        )
+        seen = None if maps is None else self.embed(maps.flatten(0, 1))
+        sizes = [prod(shape) for shape in self.shapes.values()]
+        given = [None] * len(sizes) if readout is None else readout.split(sizes, dim=-1)
+        values, kl, log_p, log_q = [], *torch.zeros(3, *lead, device=traces.device).unbind()
+        for (part, shape), value in zip(self.shapes.items(), given, strict=True):
+            prior = DiagonalNormal.from_network(self.p[part](known).unflatten(0, lead), dim=2)
+            source = prior
+            if seen is not None:
+                output = self.q[part](torch.cat([known, seen], dim=1)).unflatten(0, lead)
+                source = self._posterior(DiagonalNormal.from_network(output, dim=2), prior)
+                kl = kl + source.kl(prior)
+            if value is not None:
+                value = value.unflatten(-1, shape)
+            else:
+                value = source.sample(generator) if sample else source.mean
+            log_p, log_q = log_p + prior.log_prob(value), log_q + source.log_prob(value)
+            values.append(value.flatten(2))
+            if part == "global":
+                told = self.tell(value.flatten(0, 1))
+                known = known + told.unflatten(-1, known.shape[1:])
+        return Reading(torch.cat(values, dim=-1), kl, log_p, log_q)
+
+    def _posterior(self, said: DiagonalNormal, prior: DiagonalNormal) -> DiagonalNormal:
+        """What the network said, in units of the prior where the posterior is a residual."""
+        if not self.residual:
+            return said
+        return DiagonalNormal(prior.mean + prior.std * said.mean, prior.log_std + said.log_std)

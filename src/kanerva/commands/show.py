@@ -72,8 +72,7 @@ def generate(argv: list[str]) -> int:
     noise = stream(options["seed"], "generate", device=model.device)
     memory = model.write(images)
     random = model.generate(memory, options["num"], generator=noise)
-    shape = (model.config.memory.reads, 3)
-    key = torch.randn(shape, generator=noise, device=model.device)
+    key = torch.randn(model.key_shape, generator=noise, device=model.device)
     near = (key, options["spread"])
     perturbed = model.generate(memory, options["num"], near=near, generator=noise)
     label = f"keys around one, standard deviation {options['spread']:g}"

@@ -22,7 +22,7 @@ def train(argv: list[str]) -> int:
     """Train a model on a preset, or go on with a run."""
     if "-h" in argv or "--help" in argv:
         name = given(argv, "--preset")
-        make_parser(to_dict(preset(name)) if name else {}).print_help()
+        make_parser(to_dict(named(name, argv)) if name else {}).print_help()
         return 0
     resume = "--resume" in argv
     argv = with_default_run(argv) if resume else argv
@@ -37,7 +37,7 @@ def train(argv: list[str]) -> int:
     config = from_dict(RunConfig, options, where="options")
     if config.data.set != preset(config.preset).data.set:
         raise UserError(f"preset {config.preset} is not for data.set={config.data.set}")
-    run = Path(own["run"] or f"runs/{config.preset}-{config.model}-s{config.seed}")
+    run = Path(own["run"] or run_name(config.preset, config.model, config.variant, config.seed))
     if resume and not (run / "config.yaml").is_file():
         print(f"nothing to resume at {run}: starting anew", file=sys.stderr)
     if resume and (run / "config.yaml").is_file():
@@ -113,8 +113,20 @@ def with_default_run(argv: list[str]) -> list[str]:
     name = given(argv, "--preset")
     if given(argv, "--run") is not None or name is None:
         return argv
-    model, seed = given(argv, "--model") or RunConfig().model, given(argv, "--seed") or "0"
-    return [*argv, "--run", f"runs/{name}-{model}-s{seed}"]
+    start, seed = named(name, argv), given(argv, "--seed") or "0"
+    return [*argv, "--run", run_name(name, start.model, start.variant, seed)]
+
+
+def named(name: str, argv: list[str], content: dict[str, Any] | None = None) -> RunConfig:
+    """The preset that flags, and then a file, ask for."""
+    model = given(argv, "--model") or (content or {}).get("model") or "kpp"
+    variant = given(argv, "--variant") or (content or {}).get("variant")
+    return preset(name, str(model), variant)
+
+
+def run_name(name: str, model: str, variant: str | None, seed: object) -> str:
+    """Where a run lies unless `--run` says otherwise."""
+    return f"runs/{name}-{model}{f'-{variant}' if variant else ''}-s{seed}"
 
 
 def starting_point(argv: list[str]) -> dict[str, Any]:
@@ -131,7 +143,7 @@ def starting_point(argv: list[str]) -> dict[str, Any]:
             raise UserError(f"nothing to resume at {run}")
         if name is None:
             raise UserError("say what to train on: --preset glyphs needs no data (see --help)")
-        base = to_dict(preset(str(name)))
+        base = to_dict(named(str(name), argv, content))
     merged = merge(base, content)
     if file is not None:
         from_dict(RunConfig, merged, where=file)  # names unknown and ill-typed keys

@@ -1,8 +1,21 @@
 """The heart: a latent memory map, how it is written, where keys point, and what a user holds."""
 
-from kanerva.memory.blocks import read_blocks
-from kanerva.memory.heap import Memory
+from kanerva.memory.blocks import paste_blocks, read_blocks
+from kanerva.memory.grid import Grid
+from kanerva.memory.heap import Memory, Slots
 from kanerva.memory.keys import KeyNetwork, window
-from kanerva.memory.writers import PooledWriter
+from kanerva.memory.placement import Placer
+from kanerva.memory.writers import BlockAllocator, PooledWriter
 
-__all__ = ["KeyNetwork", "Memory", "PooledWriter", "read_blocks", "window"]
+__all__ = [
+    "BlockAllocator",
+    "Grid",
+    "KeyNetwork",
+    "Memory",
+    "Placer",
+    "PooledWriter",
+    "Slots",
+    "paste_blocks",
+    "read_blocks",
+    "window",
+]

@@ -1,6 +1,12 @@
-"""f_ST: cut blocks out of a memory with a spatial transformer (Eq. 5, 8 and 9). Pure functions."""
+"""f_ST: cut blocks out of a memory with a spatial transformer (Eq. 5, 8 and 9), and paste them in.
+
+Pure functions. A window is (scale, x, y) on [-1, 1]: `scale` is its height as a share of the
+memory's side; a block that is not square keeps its pixels square.
+"""
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from kanerva.shapes import MemoryMap, Traces, Weights, WindowPart, Windows
 
@@ -16,15 +22,34 @@ def triangle_weights(scale: WindowPart, shift: WindowPart, block: int, size: int
     return (1 - (rows[..., None] - columns).abs()).clamp(min=0)
 
 
-def read_blocks(memory: MemoryMap, windows: Windows, block: int) -> Traces:
+def read_blocks(memory: MemoryMap, windows: Windows, block: int | tuple[int, int]) -> Traces:
     """Cut one block of memory for each window (scale, x, y): where to look, and how wide.
 
     Scale and shift only, so the spatial transformer splits into two small products: the same
     numbers as `affine_grid` and `grid_sample`, with a deterministic gradient that reaches only
     what a block covers (§3.4). What lies outside the memory reads as zero.
     """
+    height, width = (block, block) if isinstance(block, int) else block
     scale, x, y = windows.unbind(-1)
-    down = triangle_weights(scale, y, block, memory.shape[-2])  # (B, T, K, h, Hm)
-    across = triangle_weights(scale, x, block, memory.shape[-1])  # (B, T, K, w, Wm)
+    down = triangle_weights(scale, y, height, memory.shape[-2])  # (B, T, K, h, Hm)
+    across = triangle_weights(scale * (width / height), x, width, memory.shape[-1])
     rows = torch.einsum("btkhm,bcmn->btkchn", down, memory)
     return torch.einsum("btkchn,btkwn->btkchw", rows, across)
+
+
+def paste_blocks(
+    blocks: Float[Tensor, "B T K Cm h w"], windows: Windows, size: tuple[int, int]
+) -> MemoryMap:
+    """Paste each block where its window lies and add them up: the inverse map of `read_blocks`.
+
+    A pixel of the memory looks up its own place in the block, so a block keeps its values (gain
+    one) however wide its window is; the transpose of the read would scale them by the window's
+    area. Gradients reach blocks and windows. A scale of zero has no inverse.
+    """
+    height, width = blocks.shape[-2:]
+    scale, x, y = windows.unbind(-1)
+    wide = scale * (width / height)
+    down = triangle_weights(1 / scale, -y / scale, size[0], height)  # (B, T, K, Hm, h)
+    across = triangle_weights(1 / wide, -x / wide, size[1], width)  # (B, T, K, Wm, w)
+    rows = torch.einsum("btkchw,btknw->btkchn", blocks, across)
+    return torch.einsum("btkmh,btkchn->bcmn", down, rows)

@@ -3,7 +3,7 @@
 from torch import nn
 
 from kanerva.config import KeyConfig
-from kanerva.distributions import DiagonalNormal
+from kanerva.distributions import DiagonalNormal, as_uniform
 from kanerva.layers.dense import deep_linear
 from kanerva.shapes import Embedding, Keys, Windows
 
@@ -14,7 +14,7 @@ def window(keys: Keys) -> Windows:
     With 2 * Phi(y) - 1 a key drawn from p(Y) = N(0, 1) is uniform over that range: no region of
     the memory is favoured before anything is written. A negative scale reads a block mirrored.
     """
-    return (keys * 0.5**0.5).erf()
+    return as_uniform(keys)
 
 
 class KeyNetwork(nn.Module):

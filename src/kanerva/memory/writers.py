@@ -5,7 +5,7 @@ from math import ceil
 from torch import nn
 
 from kanerva.config import MemoryConfig
-from kanerva.shapes import Embedding, MemoryMap
+from kanerva.shapes import Blocks, Embedding, FeatureMaps, MemoryMap
 
 _SMALLEST = 4  # ours: side of the writer's first feature maps
 
@@ -37,3 +37,26 @@ class PooledWriter(nn.Module):
     def forward(self, embedding: Embedding) -> MemoryMap:
         maps = self.project(embedding.mean(dim=1)).unflatten(-1, (-1, self.start, self.start))
         return self.stack(maps)[..., : self.size, : self.size]
+
+
+_NARROW = 32  # ours: maps that a block is made from
+
+
+class BlockAllocator(nn.Module):
+    """A sample's maps to its own block, on [-1, 1]: what `kpp` pastes where the sample's key is.
+
+    Nothing of the rest of the episode enters, so M is a sum over samples: malloc adds one term,
+    free takes it away.
+    """
+
+    def __init__(
+        self, config: MemoryConfig, features: int, side: tuple[int, int], block: tuple[int, int]
+    ) -> None:
+        super().__init__()
+        self.shape = (config.channels, *block)
+        self.narrow = nn.Conv2d(features, _NARROW, 1)
+        self.mix = nn.Linear(_NARROW * side[0] * side[1], config.channels * block[0] * block[1])
+
+    def forward(self, maps: FeatureMaps) -> Blocks:
+        flat = self.narrow(maps.flatten(0, 1)).flatten(1)
+        return self.mix(flat).tanh().unflatten(-1, self.shape).unflatten(0, maps.shape[:2])

@@ -14,11 +14,21 @@ from kanerva.models.base import (
     hub_file,
     read_config,
 )
+from kanerva.models.kanerva_heap import KanervaHeap
 from kanerva.models.kanerva_plus_plus import KanervaPlusPlus
 
-MODELS: dict[str, type[MemoryModel]] = {"kpp-paper": KanervaPlusPlus}
+MODELS: dict[str, type[MemoryModel]] = {"kpp": KanervaHeap, "kpp-paper": KanervaPlusPlus}
 
-__all__ = ["MODELS", "ElboTerms", "JointDensity", "KanervaPlusPlus", "MemoryModel", "build", "load"]
+__all__ = [
+    "MODELS",
+    "ElboTerms",
+    "JointDensity",
+    "KanervaHeap",
+    "KanervaPlusPlus",
+    "MemoryModel",
+    "build",
+    "load",
+]
 
 
 def build(config: ModelConfig) -> MemoryModel:

@@ -107,8 +107,13 @@ class MemoryModel(
         self.config = config
         self.likelihood = make_likelihood(config.likelihood)
 
+    @property
     @abstractmethod
-    def write(self, images: Images) -> Memory: ...
+    def key_shape(self) -> tuple[int, ...]:
+        """The shape of one sample's key, N(0, 1) a priori."""
+
+    @abstractmethod
+    def write(self, images: Images, *, generator: torch.Generator | None = None) -> Memory: ...
 
     @abstractmethod
     def recall(
@@ -118,6 +123,7 @@ class MemoryModel(
         *,
         steps: int = 10,
         sample: bool = False,
+        observed: Float[Tensor, "*B T H W"] | None = None,
         generator: torch.Generator | None = None,
     ) -> Float[Tensor, "S *B T C H W"]: ...
 
@@ -127,7 +133,7 @@ class MemoryModel(
         memory: Memory,
         num_samples: int,
         *,
-        near: tuple[Float[Tensor, "K 3"], float] | None = None,
+        near: tuple[Float[Tensor, "*key"], float] | None = None,
         generator: torch.Generator | None = None,
     ) -> Float[Tensor, "*B T C H W"]: ...
 
@@ -154,9 +160,10 @@ class MemoryModel(
         self, images: Images, *, generator: torch.Generator | None = None
     ) -> ElboTerms: ...
 
-    def forward(self, episode: Episode) -> dict[str, PerImage]:
+    def forward(self, episode: Episode) -> dict[str, Tensor]:
         """The training objective: `ElboTerms` by name, because the wrappers that spread a module
-        over devices look for tensors in plain containers only."""
+        over devices look for tensors in plain containers only. `auxiliary`, where a model adds it,
+        is minimised besides and enters no figure."""
         return vars(self.elbo(episode))
 
     @property

@@ -44,6 +44,10 @@ class KanervaPlusPlus(MemoryModel):
         outputs = self.likelihood.outputs(channels)
         self.decoder = Decoder(config.decoder, config.readout.size, outputs, height, width)
 
+    @property
+    def key_shape(self) -> tuple[int, ...]:
+        return (self.config.memory.reads, 3)
+
     # M-hat and the readout prior (Eq. 5, App. E)
 
     def read_maps(self, maps: MemoryMap, keys: Keys) -> DiagonalNormal:
@@ -92,8 +96,9 @@ class KanervaPlusPlus(MemoryModel):
 
     # Write (§3.3, Fig. 3)
 
-    def write(self, images: Images) -> Memory:
-        """Embed the episode, pool it, write M = f_mem(f_enc(X)): one deterministic pass."""
+    def write(self, images: Images, *, generator: torch.Generator | None = None) -> Memory:
+        """Embed the episode, pool it, write M = f_mem(f_enc(X)): one deterministic pass, for
+        which no noise is drawn."""
         maps = self.writer(self.encoder(self.as_episodes(images)))
         return Memory(maps if images.ndim == 5 else maps[0])
 
@@ -144,9 +149,11 @@ class KanervaPlusPlus(MemoryModel):
         *,
         steps: int = 10,
         sample: bool = False,
+        observed: Float[Tensor, "*B T H W"] | None = None,
         generator: torch.Generator | None = None,
     ) -> Float[Tensor, "S *B T C H W"]:
         """Hold M; infer a key from the last picture, read there, decode, again: every step.
+        The key network sees whole pictures: it has no use for `observed`.
 
         Eq. 7 draws Y* ~ q(Y | X-hat); by default we take the mean of each distribution, so that
         recalling is a function of memory and cue. `sample=True` draws keys as printed.

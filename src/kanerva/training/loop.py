@@ -238,7 +238,8 @@ class Trainer:
                 f"up to step {step}; {self._kept()}"
             )
         if self.average is not None and result.applied:
-            update_average(self.average, self.model, config.optim.ema)
+            decay = min(config.optim.ema, (step + 1) / (step + 10))  # early weights fade quickly
+            update_average(self.average, self.model, decay)
         return result
 
     def _lr(self, step: int) -> float:

@@ -86,7 +86,8 @@ def make_optimiser(config: OptimConfig, model: nn.Module) -> torch.optim.Optimiz
         return LarsAdam(groups, lr=config.lr, betas=config.betas)
     for group in groups:
         del group["adapt"]
-    return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas)
+    fused = all(p.is_cuda for p in model.parameters())
+    return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, fused=fused)
 
 
 @torch.no_grad()

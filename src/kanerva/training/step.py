@@ -29,11 +29,13 @@ def train_step(
     episode: Episode,
     clip: float,
 ) -> StepResult:
-    """Minimise the mean negative bound of one batch of episodes."""
+    """Minimise the mean negative bound of one batch of episodes, and a model's auxiliary loss."""
     buffers: list[Tensor] = [b.clone() for b in model.buffers()]  # the forward pass moves them
-    terms = ElboTerms(**model(episode))
+    outputs: dict[str, Tensor] = model(episode)
+    auxiliary = outputs.pop("auxiliary", None)
+    terms = ElboTerms(**outputs)
     loss = terms.loss
-    fabric.backward(loss)
+    fabric.backward(loss if auxiliary is None else loss + auxiliary)
     grad_norm = nn.utils.clip_grad_norm_(model.parameters(), clip)
     applied = bool(torch.isfinite(loss) & torch.isfinite(grad_norm))
     if applied:

@@ -1,0 +1,43 @@
+"""Residual blocks whose statistics are one sample's own: GroupNorm, SiLU, 3x3 convolutions."""
+
+from math import gcd
+from typing import TypeVar
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+Maps = Float[Tensor, "N C H W"]
+
+
+class ResidualBlock(nn.Module):
+    """x + f(x), f = two rounds of norm, SiLU and convolution; starts as the identity."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        groups = gcd(width, 8)
+        self.body = nn.Sequential(
+            nn.GroupNorm(groups, width),
+            nn.SiLU(),
+            nn.Conv2d(width, width, 3, padding=1),
+            nn.GroupNorm(groups, width),
+            nn.SiLU(),
+            zeroed(nn.Conv2d(width, width, 3, padding=1)),
+        )
+
+    def forward(self, x: Maps) -> Maps:
+        return x + self.body(x)
+
+
+def residual_stack(width: int, blocks: int) -> nn.Sequential:
+    """Several blocks in a row."""
+    return nn.Sequential(*[ResidualBlock(width) for _ in range(blocks)])
+
+
+Layer = TypeVar("Layer", nn.Conv2d, nn.Linear)
+
+
+def zeroed(layer: Layer) -> Layer:
+    """A layer that starts by saying nothing."""
+    for parameter in layer.parameters():
+        nn.init.zeros_(parameter)
+    return layer

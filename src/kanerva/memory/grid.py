@@ -1,0 +1,120 @@
+"""Cells: a grid of equal prior mass over the memory, each cell with whole pixels of its own.
+
+Squashed by 2 Phi(y) - 1 a key from N(0, 1) is uniform on [-1, 1], so equal squares there are
+equally likely places. Hard reads and writes move whole pixels: no interpolation, no rounding.
+"""
+
+import math
+from functools import lru_cache
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from kanerva.errors import UserError
+from kanerva.shapes import Blocks, Cells, MemoryMap, Points
+
+
+class Grid:
+    """`capacity` cells in rows and columns over a memory of side `size`, numbered row by row."""
+
+    def __init__(self, capacity: int, size: int) -> None:
+        self.rows, self.columns = rows_and_columns(capacity)
+        if self.columns > size:
+            raise UserError(
+                f"memory.capacity={capacity} is a grid of {self.rows} x {self.columns} cells, too "
+                f"fine for a memory of side {size}"
+            )
+        self.capacity, self.size = capacity, size
+        self.block = (size // self.rows, size // self.columns)  # h, w: pixels of one cell
+
+    def centres(self, device: torch.device | str = "cpu") -> Float[Tensor, "cells 2"]:
+        """The middle (x, y) of every cell on [-1, 1]."""
+        x = (2 * torch.arange(self.columns, device=device) + 1) / self.columns - 1
+        y = (2 * torch.arange(self.rows, device=device) + 1) / self.rows - 1
+        down, across = torch.meshgrid(y, x, indexing="ij")
+        return torch.stack([across, down], dim=-1).flatten(0, 1)
+
+    def cell_of(self, points: Float[Tensor, "*n 2"]) -> Int[Tensor, "*n"]:
+        """The cell in which a point of [-1, 1] lies."""
+        x, y = ((points + 1) / 2).unbind(-1)
+        column = (x * self.columns).long().clamp(0, self.columns - 1)
+        row = (y * self.rows).long().clamp(0, self.rows - 1)
+        return row * self.columns + column
+
+    def pixels(self, device: torch.device | str = "cpu") -> Int[Tensor, "cells hw"]:
+        """Each cell's pixels as positions in the flattened map. Where cells are not a whole number
+        of pixels wide, the first whole ones inside: cells never share a pixel."""
+        return _pixels(self.capacity, self.size).to(device)
+
+    def read(self, memory: MemoryMap, cells: Cells) -> Blocks:
+        """The pixels of some cells of each episode's memory."""
+        places = self.pixels(memory.device)[cells].flatten(1)  # (B, T h w)
+        flat = memory.flatten(2)
+        found = flat.gather(2, places[:, None].expand(-1, flat.shape[1], -1))
+        return found.unflatten(2, (cells.shape[1], *self.block)).transpose(1, 2)
+
+    def paste(self, blocks: Blocks, cells: Cells) -> MemoryMap:
+        """A memory with each block in its cell and zeros elsewhere; no two share a cell."""
+        places = self.pixels(blocks.device)[cells].flatten(1)
+        values = blocks.transpose(1, 2).flatten(2)  # (B, Cm, T h w)
+        empty = values.new_zeros(*values.shape[:2], self.size**2)
+        filled = empty.scatter(2, places[:, None].expand_as(values), values)
+        return filled.unflatten(2, (self.size, self.size))
+
+
+@lru_cache(maxsize=32)
+def _pixels(capacity: int, size: int) -> Int[Tensor, "cells hw"]:
+    grid = Grid(capacity, size)
+    top = torch.tensor([-(-row * size // grid.rows) for row in range(grid.rows)])
+    left = torch.tensor([-(-column * size // grid.columns) for column in range(grid.columns)])
+    down = top[:, None] + torch.arange(grid.block[0])  # (rows, h)
+    across = left[:, None] + torch.arange(grid.block[1])  # (columns, w)
+    places = down[:, None, :, None] * size + across[None, :, None, :]
+    return places.flatten(2).flatten(0, 1)
+
+
+def rows_and_columns(capacity: int) -> tuple[int, int]:
+    """The squarest grid of exactly so many cells; one over twice as wide as high is refused."""
+    rows = max(r for r in range(1, math.isqrt(capacity) + 1) if capacity % r == 0)
+    if capacity > 2 * rows * rows:
+        near = [n for d in range(1, capacity) for n in (capacity - d, capacity + d)]
+        better = next(n for n in near if n > 0 and _is_even(n))
+        raise UserError(
+            f"memory.capacity={capacity} makes no grid of cells ({rows} x {capacity // rows}): "
+            f"use {better}"
+        )
+    return rows, capacity // rows
+
+
+def _is_even(capacity: int) -> bool:
+    rows = max(r for r in range(1, math.isqrt(capacity) + 1) if capacity % r == 0)
+    return capacity <= 2 * rows * rows
+
+
+def matched(points: Points, grid: Grid, generator: torch.Generator | None = None) -> Cells:
+    """Give every sample of an episode a cell of its own, like beside like, by sorting.
+
+    The points are dealt to columns in order of x, as many to each as it has cells, and within a
+    column to rows in order of y: a transport of the episode onto the grid that keeps order along
+    both axes. Points drawn at random stand in for the cells that stay empty.
+    """
+    batch, length = points.shape[:2]
+    spare = grid.capacity - length
+    chance = torch.rand(batch, spare, 2, generator=generator, device=points.device)
+    everyone = torch.cat([points.detach(), 2 * chance - 1], dim=1)
+    column = everyone[..., 0].argsort(dim=1).argsort(dim=1) // grid.rows
+    row = (4 * column + everyone[..., 1]).argsort(dim=1).argsort(dim=1) % grid.rows
+    return (row * grid.columns + column)[:, :length]
+
+
+def dealt(
+    batch: int,
+    length: int,
+    grid: Grid,
+    generator: torch.Generator | None = None,
+    device: torch.device | str = "cpu",
+) -> Cells:
+    """Deal each episode's samples to cells at random, one each."""
+    chance = torch.rand(batch, grid.capacity, generator=generator, device=device)
+    return chance.argsort(dim=1)[:, :length]

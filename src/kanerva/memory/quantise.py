@@ -1,0 +1,54 @@
+"""Memories in fewer bits: the map rounded after it was written, with one scale for each episode."""
+
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from kanerva.errors import UserError
+
+MemoryType = Literal["float32", "bfloat16", "int8", "int4"]
+BITS: dict[str, int] = {"float32": 32, "bfloat16": 16, "int8": 8, "int4": 4}
+Map = Float[Tensor, "*B Cm Hm Wm"]
+
+
+def packed(map: Map, dtype: str) -> dict[str, Tensor]:
+    """The map as tensors to save: integers with their scale, two to a byte for int4."""
+    if dtype not in BITS:
+        raise UserError(f"a memory is saved as one of {', '.join(BITS)}, got {dtype!r}")
+    if dtype == "float32":
+        return {"map": map.float()}
+    if dtype == "bfloat16":
+        return {"map": map.bfloat16()}
+    most = 2 ** (BITS[dtype] - 1) - 1  # 127 or 7: as many levels below zero as above
+    scale = map.float().abs().amax(dim=(-3, -2, -1), keepdim=True).clamp(min=1e-30) / most
+    levels = (map.float() / scale).round().to(torch.int8)
+    if dtype == "int8":
+        return {"map": levels, "scale": scale}
+    flat = (levels.flatten(-3) + 8).to(torch.uint8)
+    if flat.shape[-1] % 2:
+        flat = torch.nn.functional.pad(flat, (0, 1))
+    pairs = flat[..., 0::2] | flat[..., 1::2] << 4
+    return {"map": pairs, "scale": scale}
+
+
+def unpacked(tensors: dict[str, Tensor], dtype: str, shape: tuple[int, ...]) -> Map:
+    """What `packed` holds, as float32."""
+    held = tensors["map"]
+    if dtype in ("float32", "bfloat16"):
+        return held.float()
+    if dtype == "int4":
+        flat = torch.stack([held & 15, held >> 4], dim=-1).flatten(-2).to(torch.int8) - 8
+        held = flat[..., : shape[-3] * shape[-2] * shape[-1]].reshape(shape)
+    return held.float() * tensors["scale"]
+
+
+def rounded(map: Map, dtype: str) -> Map:
+    """The map as it reads back after it was saved as `dtype`."""
+    return unpacked(packed(map, dtype), dtype, tuple(map.shape))
+
+
+def bits(floats: int, dtype: str) -> int:
+    """What an episode's map of so many numbers takes, its scale included."""
+    return floats * BITS[dtype] + (32 if dtype in ("int8", "int4") else 0)

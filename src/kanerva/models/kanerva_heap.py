@@ -1,0 +1,470 @@
+"""`kpp`: Kanerva++ with the heap of its first figure made real.
+
+A memory's life:
+
+    memory = model.write(images)                # malloc: each image its own block
+    memory = model.append(memory, more)         # into free places; the rest is untouched
+    memory = memory.free(memory.handles[0])     # free: that block is gone, handles stay
+    steps = model.recall(memory, damaged)       # found by content, read back
+    model.familiarity(memory, images)           # nats: was this written?
+
+Three things differ from the model as printed (`kanerva_plus_plus.py`). Every sample writes a block
+made from itself alone, pasted where its key lies: M is a sum of blocks. Its key is dealt or matched
+to a place of its own, so keys cannot collapse. And q(z | x, M, y) is a residual of the memory's own
+prediction, so it pays only for what a block does not tell. The generative side is as before: p(y),
+p(z | M, y), p(x | z), and sees an episode through M only.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from kanerva.config import ModelConfig
+from kanerva.decoder import SpatialDecoder
+from kanerva.distributions import DiagonalNormal, as_normal
+from kanerva.encoder import SampleEncoder, quarter
+from kanerva.errors import UserError
+from kanerva.memory.heap import Memory, Slots
+from kanerva.memory.placement import KeyPosterior, Placer, Places, locality_loss
+from kanerva.memory.writers import BlockAllocator
+from kanerva.models.base import ElboTerms, Images, JointDensity, MemoryModel
+from kanerva.readout import SpatialReadout
+from kanerva.shapes import Episode, FeatureMaps, MemoryMap, PerImage, Points, Readout
+
+Observed = Float[Tensor, "*B T H W"]
+
+
+@dataclass(frozen=True)
+class Addressed:
+    """How well each slot's block explains each cue: ln p(cue | that block), -inf where free."""
+
+    log_likelihood: Float[Tensor, "B T slots"]
+
+    @property
+    def slots(self) -> Int[Tensor, "B T"]:
+        """The slot that explains a cue best."""
+        return self.log_likelihood.argmax(dim=-1)
+
+
+class KanervaHeap(MemoryModel):
+    """Block allocation, placed keys, a residual posterior and a spatial readout."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        channels, height, width = config.image
+        side = (quarter(height), quarter(width))
+        self.encoder = SampleEncoder(config.encoder, channels)
+        features = self.encoder.features
+        self.placer = Placer(config.memory, config.keys, features, side)
+        self.writer = BlockAllocator(config.memory, features, side, self.placer.block)
+        self.readout = SpatialReadout(config.readout, self.writer.shape, features, side)
+        outputs = self.likelihood.outputs(channels)
+        self.decoder = SpatialDecoder(config.decoder, config.readout, outputs, height, width)
+
+    @property
+    def key_shape(self) -> tuple[int, ...]:
+        return (2,)
+
+    # The bound (§3.2)
+
+    def elbo(
+        self,
+        images: Images,
+        memory: Memory | None = None,
+        *,
+        handles: Int[Tensor, "*B T"] | None = None,
+        sample: bool = True,
+        generator: torch.Generator | None = None,
+    ) -> ElboTerms:
+        """The three terms of L_T (Eq. 4): of an episode in its own memory, or in another.
+
+        In a memory given, image t is looked for where `handles[t]` lies; without handles by
+        content, in the block that explains it best or, if that is better, in a free place.
+        """
+        episode = self.as_pixels(images)
+        maps = self.encoder(episode)
+        if memory is None:
+            map, keys = self.write_episode(maps, generator)
+        elif handles is not None:
+            map = self.as_maps(memory, images)
+            at = handles if handles.ndim == 2 else handles[None]
+            keys = self.keys_at(memory, self._slots_of(memory, at), maps)
+        else:
+            return self._elbo_by_content(images, memory, sample, generator)
+        terms = self.terms(episode, maps, map, keys, sample=sample, generator=generator)
+        return terms if images.ndim == 5 else terms[0]
+
+    def terms(
+        self,
+        episode: Episode,
+        maps: FeatureMaps,
+        memory: MemoryMap,
+        keys: KeyPosterior,
+        *,
+        sample: bool = True,
+        generator: torch.Generator | None = None,
+    ) -> ElboTerms:
+        """L_T from its parts: one key sample serves z's prior, its posterior and the decoder."""
+        y = keys.sample(generator) if sample else keys.mean
+        traces = self.placer.read(memory, y)
+        reading = self.readout(traces, maps, sample=sample, generator=generator)
+        return ElboTerms(
+            log_likelihood=self.likelihood.log_prob(self.decoder(reading.readout), episode),
+            readout_kl=reading.kl,
+            key_kl=keys.kl_to_prior(),
+        )
+
+    def forward(self, episode: Episode) -> dict[str, Tensor]:
+        """The training objective, and beside it what puts like beside like."""
+        maps = self.encoder(self.as_episodes(episode))
+        memory, keys = self.write_episode(maps)
+        outputs = vars(self.terms(episode, maps, memory, keys))
+        proposal = self.placer.propose(maps.detach()) if self.config.memory.locality else None
+        if proposal is not None:
+            loss = locality_loss(proposal.mean, episode)
+            outputs["auxiliary"] = self.config.memory.locality * loss
+        return outputs
+
+    # Write, append
+
+    def write_episode(
+        self, maps: FeatureMaps, generator: torch.Generator | None = None
+    ) -> tuple[MemoryMap, KeyPosterior]:
+        """M and q(y|.) of whole episodes. While training, a share of each is left unwritten: it
+        has a place, and finds nothing there."""
+        batch, length = maps.shape[:2]
+        proposal = self.placer.propose(maps)
+        places = self.placer.place(proposal, batch, length, maps.device, generator)
+        left = round(self.config.memory.unwritten * length) if self.training else 0
+        written = torch.arange(length, device=maps.device).expand(batch, -1) < length - left
+        memory = self.placer.paste(self._blocks(maps) * written[..., None, None, None], places)
+        empty = self.config.memory.capacity - written.sum(dim=1).float()
+        return memory, self.placer.posterior(places, proposal, written, empty)
+
+    def _blocks(self, maps: FeatureMaps) -> Float[Tensor, "B T Cm h w"]:
+        blocks = self.writer(maps).float()
+        if self.training and self.config.memory.noise:
+            blocks = blocks + self.config.memory.noise * torch.randn_like(blocks)
+        return blocks
+
+    @torch.no_grad()
+    def write(self, images: Images, *, generator: torch.Generator | None = None) -> Memory:
+        """A new memory that holds these images, handles 0 to T - 1."""
+        maps = self.encoder(self.as_episodes(images))
+        batch, length = maps.shape[:2]
+        places = self.placer.place(self.placer.propose(maps), batch, length, maps.device, generator)
+        empty = self.empty(batch)
+        memory = self._fill(empty, self.writer(maps).float(), places)
+        return memory if images.ndim == 5 else memory[0]
+
+    @torch.no_grad()
+    def append(
+        self, memory: Memory, images: Images, *, generator: torch.Generator | None = None
+    ) -> Memory:
+        """Write more images of one episode into free places: only they are encoded, only their
+        places change. The cost does not depend on how many are held."""
+        if images.ndim != 4:
+            raise UserError(f"append takes the images of one episode, got {tuple(images.shape)}")
+        self.as_maps(memory, images)
+        self.placer.check_room(len(memory) + len(images))
+        maps = self.encoder(self.as_episodes(images))
+        blocks, batch = self.writer(maps).float(), Memory.stack([memory])
+        assert batch.slots is not None
+        for t in range(len(images)):  # one after another: each sees what the last one took
+            proposal = self.placer.propose(maps[:, t : t + 1])
+            held = batch.slots.owners >= 0
+            places = self.placer.vacant(proposal, held, 1, generator)
+            batch = self._fill(batch, blocks[:, t : t + 1], places)
+            assert batch.slots is not None
+        return batch[0]
+
+    def empty(self, batch: int | None = None) -> Memory:
+        """A memory that holds nothing."""
+        config, device = self.config.memory, self.device
+        lead = () if batch is None else (batch,)
+        owners = torch.full((*lead, config.capacity), -1, dtype=torch.long, device=device)
+        points = torch.zeros(*lead, config.capacity, 2, device=device)
+        if self.placer.grid is not None:
+            points = points + self.placer.grid.centres(device)
+        disjoint = config.read == "hard"
+        blocks = None
+        if not disjoint:
+            blocks = torch.zeros(*lead, config.capacity, *self.writer.shape, device=device)
+        slots = Slots(owners=owners, points=points, blocks=blocks, disjoint=disjoint, issued=0)
+        return Memory(torch.zeros(*lead, *config.shape, device=device), slots)
+
+    def _fill(self, memory: Memory, blocks: Float[Tensor, "B T Cm h w"], places: Places) -> Memory:
+        """Paste blocks into a batch of memories and enter them in the books."""
+        slots = memory.slots
+        assert slots is not None
+        count, length = blocks.shape[:2]
+        free = (slots.owners < 0).long().sort(dim=1, descending=True, stable=True).indices
+        where = free[:, :length] if places.cells is None else places.cells
+        new = slots.issued + torch.arange(length, device=where.device).expand(count, -1)
+        points = slots.points.scatter(1, where[..., None].expand(-1, -1, 2), places.points)
+        kept = slots.blocks
+        if kept is not None:
+            index = where[:, :, None, None, None].expand_as(blocks)
+            kept = kept.scatter(1, index, blocks)
+        return Memory(
+            memory.map + self.placer.paste(blocks, places),
+            replace(
+                slots,
+                owners=slots.owners.scatter(1, where, new),
+                points=points,
+                blocks=kept,
+                issued=slots.issued + length,
+            ),
+        )
+
+    # Find again
+
+    def keys_at(self, memory: Memory, slots: Int[Tensor, "B T"], maps: FeatureMaps) -> KeyPosterior:
+        """q(y|.) of samples that look where `slots` are; a free slot is an unwritten sample's."""
+        owners, points = self._books(memory)
+        held = owners.gather(1, slots) >= 0
+        at = points.gather(1, slots[..., None].expand(-1, -1, 2))
+        places = Places(at, slots if self.placer.grid is not None else None)
+        empty = (owners < 0).sum(dim=1).float()
+        return self.placer.posterior(places, self.placer.propose(maps), held, empty)
+
+    def keys_elsewhere(
+        self, memory: Memory, maps: FeatureMaps, generator: torch.Generator | None = None
+    ) -> KeyPosterior | None:
+        """q(y|.) of samples that are not in this memory; None where it has no free place."""
+        owners, _ = self._books(memory)
+        held = owners >= 0
+        if self.placer.grid is not None and bool(held.all(dim=1).any()):
+            return None
+        proposal = self.placer.propose(maps)
+        places = self.placer.vacant(proposal, held, maps.shape[1], generator)
+        unwritten = torch.zeros(maps.shape[:2], dtype=torch.bool, device=maps.device)
+        empty = (~held).sum(dim=1).float()
+        return self.placer.posterior(places, proposal, unwritten, empty)
+
+    @torch.no_grad()
+    def address(
+        self, memory: Memory, cue: Images, *, observed: Observed | None = None
+    ) -> Addressed:
+        """Score each cue against every block held, through p(x | z) at the z its block predicts.
+
+        Content addressing: blocks are decoded once and compared with all cues, on `observed`
+        pixels only (1 or 0 for each) where part of a cue is hidden. Works for every placement.
+        """
+        maps, episode = self.as_maps(memory, cue), self.as_episodes(cue)
+        owners, points = self._books(memory)
+        pictures = self.decoder(self._predicted(maps, as_normal(points)))
+        if observed is not None:
+            observed = observed if observed.ndim == 4 else observed[None]
+        found = []
+        for t in range(episode.shape[1]):
+            one = episode[:, t : t + 1].expand(-1, owners.shape[1], -1, -1, -1)
+            seen = None if observed is None else observed[:, t : t + 1]
+            found.append(self.likelihood.log_prob(pictures, one, seen))
+        scores = torch.stack(found, dim=1)
+        return Addressed(scores.masked_fill((owners < 0)[:, None], -torch.inf))
+
+    def _predicted(self, memory: MemoryMap, keys: Points) -> Readout:
+        """The readout that a read at these keys leads one to expect."""
+        return self.readout(self.placer.read(memory, keys), sample=False).readout
+
+    def _elbo_by_content(
+        self, images: Images, memory: Memory, sample: bool, generator: torch.Generator | None
+    ) -> ElboTerms:
+        """The bound where an image may lie anywhere, or nowhere, in the memory. Which of the two
+        is decided at posterior means, before any sample is drawn: so it remains a bound."""
+        episode, map = self.as_pixels(images), self.as_maps(memory, images)
+        maps = self.encoder(episode)
+        options = [self.keys_elsewhere(memory, maps, generator)]
+        if bool((self._books(memory)[0] >= 0).any(dim=1).all()):
+            slots = self.address(memory, images).slots
+            options.append(self.keys_at(memory, slots, maps))
+        keys = [option for option in options if option is not None]
+        means = [self.terms(episode, maps, map, q, sample=False).nll_nats for q in keys]
+        scored = [
+            self.terms(episode, maps, map, q, sample=sample, generator=generator) for q in keys
+        ]
+        chosen = scored[0]
+        if len(keys) == 2:
+            first = means[0] <= means[1]
+            both = zip(vars(scored[0]).values(), vars(scored[1]).values(), strict=True)
+            chosen = ElboTerms(*[torch.where(first, a, b) for a, b in both])
+        return chosen if images.ndim == 5 else chosen[0]
+
+    @torch.no_grad()
+    def familiarity(self, memory: Memory, images: Images) -> PerImage:
+        """How much better the best block held explains an image than no block does: nats.
+
+        Large for what was written, negative for what was not: ln p(x | best block) less the bound
+        on ln p(x) that an empty place gives.
+        """
+        episode, maps = self.as_episodes(images), self.encoder(self.as_episodes(images))
+        best = self.address(memory, images).log_likelihood.max(dim=-1).values
+        nothing = torch.zeros(*episode.shape[:2], *self.writer.shape, device=self.device)
+        reading = self.readout(nothing, maps, sample=False)
+        alone = self.likelihood.log_prob(self.decoder(reading.readout), episode) - reading.kl
+        score = best - alone
+        return score if images.ndim == 5 else score[0]
+
+    @torch.no_grad()
+    def recall(
+        self,
+        memory: Memory,
+        cue: Images,
+        *,
+        steps: int = 10,
+        sample: bool = False,
+        observed: Observed | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Float[Tensor, "S *B T C H W"]:
+        """Hold M; find the block that explains the picture best, read it, decode, and again.
+
+        `sample=True` draws the key from q(y|.) and the readout from p(z|M, y) at each step; else
+        both are taken at their means.
+        """
+        if steps < 1:
+            raise UserError(f"steps must be at least 1, got {steps}")
+        maps, picture = self.as_maps(memory, cue), self.as_episodes(cue)
+        pictures = []
+        for step in range(steps):
+            held = self.address(
+                memory,
+                picture if cue.ndim == 5 else picture[0],
+                observed=None if step else observed,
+            )
+            keys = self.keys_at(memory, held.slots, self.encoder(picture))
+            y = keys.sample(generator) if sample else keys.mean
+            reading = self.readout(self.placer.read(maps, y), sample=sample, generator=generator)
+            picture = self.likelihood.mean(self.decoder(reading.readout))
+            pictures.append(picture if memory.is_batch else picture[0])
+        return torch.stack(pictures)
+
+    # Generate (§3.4), read
+
+    @torch.no_grad()
+    def generate(
+        self,
+        memory: Memory,
+        num_samples: int,
+        *,
+        near: tuple[Float[Tensor, "2"], float] | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Float[Tensor, "*B T C H W"]:
+        """Draw keys from their prior, read, draw a readout, decode its expected pixels.
+
+        `near=(key, spread)` draws keys around one instead: y + spread * noise (§4.1.1).
+        """
+        maps = self.as_maps(memory)
+        shape = (len(maps), num_samples, 2)
+        keys = torch.randn(shape, generator=generator, device=maps.device)
+        if near is not None:
+            keys = near[0].to(maps.device) + near[1] * keys
+        reading = self.readout(self.placer.read(maps, keys), generator=generator)
+        images = self.likelihood.mean(self.decoder(reading.readout))
+        return images if memory.is_batch else images[0]
+
+    def read(self, memory: Memory, keys: Float[Tensor, "*B T 2"]) -> Readout:
+        """The readout that the memory predicts at each key: the mean of p(z | M, y), part by part,
+        (B, T, L); B = 1 for one episode."""
+        maps, keys = self.as_maps(memory), keys if keys.ndim == 3 else keys[None]
+        if len(keys) != len(maps):
+            raise UserError(f"keys {tuple(keys.shape)} do not fit memory {tuple(maps.shape)}")
+        return self._predicted(maps, keys)
+
+    @torch.no_grad()
+    def reconstruct(self, images: Images) -> Float[Tensor, "*B T C H W"]:
+        """Write, read at one's own place, decode what the memory alone predicts there."""
+        maps = self.encoder(self.as_episodes(images))
+        memory, keys = self.write_episode(maps, torch.Generator(self.device).manual_seed(0))
+        pixels = self.likelihood.mean(self.decoder(self._predicted(memory, keys.mean)))
+        return pixels if images.ndim == 5 else pixels[0]
+
+    # For scores: densities, importance weights, a control
+
+    def joint(
+        self, episode: Episode, maps: MemoryMap, keys: Points, readout: Readout
+    ) -> JointDensity:
+        """ln p(x, z, y | M): everything the generative side says, from M, y and z alone."""
+        reading = self.readout(self.placer.read(maps, keys), readout=readout)
+        return JointDensity(
+            log_likelihood=self.likelihood.log_prob(self.decoder(readout), episode),
+            readout_log_prior=reading.log_prior,
+            key_log_prior=DiagonalNormal.standard_like(keys).log_prob(keys),
+        )
+
+    def log_weights(
+        self, images: Images, samples: int, *, generator: torch.Generator | None = None
+    ) -> Float[Tensor, "samples *B T"]:
+        """ln p(x, z, y | M) - ln q(z, y | X), draw by draw, M and the deal fixed."""
+        if samples < 1:
+            raise UserError(f"samples must be at least 1, got {samples}")
+        episode = self.as_pixels(images)
+        maps = self.encoder(episode)
+        memory, keys = self.write_episode(maps, generator)
+        draws = []
+        for _ in range(samples):
+            y = keys.sample(generator)
+            reading = self.readout(self.placer.read(memory, y), maps, generator=generator)
+            likelihood = self.likelihood.log_prob(self.decoder(reading.readout), episode)
+            z_ratio = reading.log_prior - reading.log_posterior
+            draws.append(likelihood + z_ratio - keys.log_ratio(y))
+        weights = torch.stack(draws)
+        return weights if images.ndim == 5 else weights[:, 0]
+
+    def left_out(self, images: Images, *, generator: torch.Generator | None = None) -> ElboTerms:
+        """Each image scored in the memory of the rest of its episode, its key at a free place: the
+        cost of an image that was not written (a control)."""
+        episode = self.as_pixels(images)
+        batch, length = episode.shape[:2]
+        if length < 2:
+            raise UserError(f"leaving one image out needs an episode of at least 2, got {length}")
+        maps = self.encoder(episode)
+        proposal = self.placer.propose(maps)
+        places = self.placer.place(proposal, batch, length, maps.device, generator)
+        blocks = self.writer(maps).float()
+        whole = self.placer.paste(blocks, places)
+        one = torch.eye(length, device=maps.device)  # row t: image t alone
+        without = torch.stack(
+            [
+                whole - self.placer.paste(blocks * row[None, :, None, None, None], places)
+                for row in one
+            ],
+            dim=1,
+        )
+        unwritten = torch.zeros(batch, length, dtype=torch.bool, device=maps.device)
+        empty = torch.full((batch,), self.config.memory.capacity - length + 1.0, device=maps.device)
+        keys = self.placer.posterior(places, proposal, unwritten, empty)
+        alone = _each_alone(keys)
+        terms = self.terms(
+            episode.flatten(0, 1)[:, None],
+            maps.flatten(0, 1)[:, None],
+            without.flatten(0, 1),
+            alone,
+            generator=generator,
+        )
+        shape = (batch, length) if images.ndim == 5 else (length,)
+        return ElboTerms(*[value.view(shape) for value in vars(terms).values()])
+
+    # The books
+
+    def _books(self, memory: Memory) -> tuple[Int[Tensor, "B slots"], Float[Tensor, "B slots 2"]]:
+        if memory.slots is None:
+            raise UserError("this memory has no slots: it was written by another kind of model")
+        owners, points = memory.slots.owners, memory.slots.points
+        return (owners, points) if memory.is_batch else (owners[None], points[None])
+
+    def _slots_of(self, memory: Memory, handles: Int[Tensor, "B T"]) -> Int[Tensor, "B T"]:
+        """The slots of handles that are held."""
+        owners, _ = self._books(memory)
+        matches = owners[:, None] == handles[..., None]  # (B, T, slots)
+        if not bool(matches.any(dim=-1).all()) or bool((handles < 0).any()):
+            raise UserError("a handle given is not held by this memory")
+        return matches.int().argmax(dim=-1)
+
+
+def _each_alone(keys: KeyPosterior) -> KeyPosterior:
+    """Key posteriors of (B, T) samples as those of B T episodes of one."""
+    parts = {name: value.flatten(0, 1)[:, None] for name, value in vars(keys).items()}
+    return replace(keys, **parts)
