@@ -55,7 +55,7 @@ class MemoryConfig:
     placement: Placement = "gaussian"  # where a sample's block lies; all but gaussian are kpp's
     read: Literal["soft", "hard"] = "soft"  # hard: a key reads the cell it lies in, whole
     capacity: int = 36  # kpp, ours: blocks there is room for; a grid of cells
-    unwritten: float = 0.0  # kpp, ours: share of each training episode that is not written
+    unwritten: float = 0.0  # kpp, ours: share of each training episode not written; 1: a VAE
     noise: float = 0.0  # kpp, ours: of blocks while training, as a share of their range [-1, 1]
     locality: float = 0.0  # kpp, ours: weight of the loss that puts like beside like
 

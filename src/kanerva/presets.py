@@ -95,11 +95,11 @@ def store(run: RunConfig) -> RunConfig:
         variant="store",
         encoder=EncoderConfig(width=16 if small else 64),
         memory=MemoryConfig(
-            reads=1, placement="cells", read="hard", capacity=36, unwritten=0.125, noise=0.01
+            reads=1, placement="cells", read="hard", capacity=36, unwritten=0.125, noise=0.05
         ),
         keys=KeyConfig(hidden=64 if small else 256),
         readout=ReadoutConfig(
-            size=0, channels=16, posterior="residual", prior_width=16 if small else 64
+            size=32, channels=16, posterior="residual", prior_width=16 if small else 64
         ),
         decoder=DecoderConfig(base=32 if small else 128),
         optim=OptimConfig(
@@ -125,10 +125,9 @@ def generate(run: RunConfig) -> RunConfig:
             read="soft",
             capacity=64,
             unwritten=0.25,
-            noise=0.05,
             locality=10.0,
         ),
-        readout=replace(base.readout, size=32, channels=8),
+        readout=replace(base.readout, channels=8),
     )
 
 

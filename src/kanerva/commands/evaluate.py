@@ -7,6 +7,7 @@ import torch
 
 from kanerva.commands.options import Parser, at_least, device_of, root_of
 from kanerva.data import FixedEpisodes
+from kanerva.evaluation.elsewhere import Elsewhere
 from kanerva.evaluation.record import (
     evaluate as make_record,
 )
@@ -33,12 +34,19 @@ def evaluate(argv: list[str]) -> int:
     parser.add_argument("--controls", type=int, default=1024, help="images scored by each control")
     parser.add_argument("--results", type=str | None, help="also file the record under this folder")
     parser.add_argument("--variant", type=str | None, help="a name for this configuration")
+    dtypes = Literal["float32", "bfloat16", "int8", "int4"]
+    parser.add_argument("--memory_dtype", type=dtypes, default="float32", help="round memories")
+    other = "kpp: score the same weights in another memory, "
+    parser.add_argument("--episode_length", type=int | None, help=other + "of so many images")
+    parser.add_argument("--capacity", type=int | None, help=other + "of so many cells")
+    parser.add_argument("--size", type=int | None, help=other + "of this side")
     parser.add_place()
     options = parser.read(argv)
-    at_least(options, 1, "episodes", "controls")
+    at_least(options, 1, "episodes", "controls", "episode_length", "capacity", "size")
     at_least(options, 0, "iwae")
     run, root = Path(options["run"]), root_of(options)
     model = load(run, device=device_of(options))
+    place = Elsewhere(options["episode_length"], options["capacity"], options["size"])
     record = make_record(
         run,
         model,
@@ -47,6 +55,8 @@ def evaluate(argv: list[str]) -> int:
         iwae_samples=options["iwae"],
         control_images=options["controls"],
         variant=options["variant"],
+        memory_dtype=options["memory_dtype"],
+        elsewhere=None if place == Elsewhere() else place,
         data_root=root,
     )
     print(table(record))

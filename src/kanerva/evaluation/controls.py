@@ -6,7 +6,6 @@ import torch
 
 from kanerva.data.episodes import FixedEpisodes
 from kanerva.evaluation.bound import Chunk, Score, bound, score
-from kanerva.memory.heap import Memory
 from kanerva.models.base import ElboTerms, MemoryModel
 
 IMAGES = 1024  # scored by each control unless asked for more
@@ -17,8 +16,7 @@ def zeroed(model: MemoryModel, episodes: FixedEpisodes, limit: int) -> Score:
 
     def terms_of(chunk: Chunk) -> ElboTerms:
         images = chunk.batch.images
-        empty = torch.zeros(len(images), *model.config.memory.shape, device=images.device)
-        return model.elbo(images, Memory(empty), generator=chunk.generator)
+        return model.elbo(images, model.empty(len(images)), generator=chunk.generator)
 
     return score(episodes, terms_of, limit=limit, title="zeroed")
 
@@ -43,7 +41,8 @@ def other(model: MemoryModel, episodes: FixedEpisodes, limit: int) -> Score | No
         count = len(chunk.batch.images)
         numbers = [p for p in partners[chunk.start : chunk.start + count] if p is not None]
         images = torch.cat([episodes.batch(n, n + 1).images for n in numbers])
-        return model.elbo(chunk.batch.images, model.write(images), generator=chunk.generator)
+        memory = model.write(images, generator=chunk.generator)
+        return model.elbo(chunk.batch.images, memory, generator=chunk.generator)
 
     return score(episodes, terms_of, limit=limit, title="other")
 
@@ -59,10 +58,21 @@ def left_out(model: MemoryModel, episodes: FixedEpisodes, limit: int) -> Score |
     return score(episodes, terms_of, limit=limit, title="left out")
 
 
+def permuted(model: MemoryModel, episodes: FixedEpisodes, limit: int) -> Score | None:
+    """The right memory, and each image read at its neighbour's key; None for episodes of one."""
+    if episodes.episode_length < 2:
+        return None
+
+    def terms_of(chunk: Chunk) -> ElboTerms:
+        return model.permuted(chunk.batch.images, generator=chunk.generator)
+
+    return score(episodes, terms_of, limit=limit, title="permuted")
+
+
 def controls(
     model: MemoryModel, episodes: FixedEpisodes, images: int = IMAGES
 ) -> dict[str, Score | None]:
-    """All three on the first episodes that hold `images` images, and the bound on the same ones:
+    """All on the first episodes that hold `images` images, and the bound on the same ones:
     `own`, what each control is to be compared with."""
     limit = min(math.ceil(images / episodes.episode_length), len(episodes))
     return {
@@ -70,4 +80,5 @@ def controls(
         "left_out": left_out(model, episodes, limit),
         "other": other(model, episodes, limit),
         "zeroed": zeroed(model, episodes, limit),
+        "permuted": permuted(model, episodes, limit),
     }

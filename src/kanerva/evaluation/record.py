@@ -20,10 +20,14 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from kanerva.config import RunConfig
 from kanerva.data import Binarization
+from kanerva.encoder import quarter
 from kanerva.errors import NumbersWentBad, UserError
 from kanerva.evaluation.bound import Score, bound, iwae
 from kanerva.evaluation.controls import IMAGES, controls
-from kanerva.models import checkpoint_folder
+from kanerva.evaluation.elsewhere import Elsewhere
+from kanerva.evaluation.uses import familiarity, generation, like_beside_like
+from kanerva.memory.quantise import bits
+from kanerva.models import KanervaHeap, checkpoint_folder
 from kanerva.models.base import MemoryModel
 from kanerva.provenance import commit, device_name, versions
 from kanerva.runs import fixed_episodes, load_split, read_run_config
@@ -43,12 +47,21 @@ def evaluate(
     iwae_samples: int = 0,
     control_images: int = IMAGES,
     variant: str | None = None,
+    memory_dtype: str = "float32",
+    elsewhere: Elsewhere | None = None,
     data_root: Path | None = None,
 ) -> dict[str, Any]:
-    """Score a run's best checkpoint, `model`, and return its record."""
+    """Score a run's best checkpoint, `model`, and return its record.
+
+    `memory_dtype` rounds every memory after it was written; `elsewhere` scores the same weights
+    in a memory of another size.
+    """
     config, facts = read_run_config(run), training_facts(run)
     if model.config != config.model_config():
         raise UserError(f"{run / 'config.yaml'} does not describe the checkpoint: one was altered")
+    if elsewhere is not None:
+        config, model = elsewhere.moved(config, model)
+    model.memory_dtype = memory_dtype
     images = load_split(config, split, data_root)
     scored = fixed_episodes(config, images, model.device)
     limit = len(scored) if episodes is None else min(episodes, len(scored))
@@ -62,7 +75,7 @@ def evaluate(
         "model": config.model,
         "preset": config.preset,
         "data": config.data.set,
-        "variant": variant,
+        "variant": variant or config.variant,
         "checkpoint": checkpoint_folder(run).name.removeprefix(".").removesuffix(".old"),
         "split": split,
         "n_images": headline.n_images,
@@ -71,8 +84,8 @@ def evaluate(
         "seed": config.seed,
         "T": config.episode_length,
         "K": config.memory.reads,
-        "memory": memory_size(config),
-        "z_shape": [config.readout.size],
+        "memory": memory_size(config, memory_dtype),
+        "z_shape": z_shape(config),
         "binarization": config.data.binarization,
         "image": list(config.image),
         "bound": as_entry(headline, config),
@@ -86,6 +99,11 @@ def evaluate(
         "n_images": max((s.n_images for s in tried.values() if s is not None), default=0),
         **{name: None if s is None else as_entry(s, config) for name, s in tried.items()},
     }
+    if isinstance(model, KanervaHeap):
+        count = min(control_images, limit * config.episode_length)
+        record["familiarity"] = familiarity(model, scored, count)
+        record["places"] = like_beside_like(model, scored, count)
+        record["generation"] = generation(model, scored, count)
     if config.data.binarization == "sample":
         record["other_binarizations"] = {}
         for how in SECOND_COLUMNS.get(config.data.set, []):
@@ -111,15 +129,24 @@ def as_entry(score: Score, config: RunConfig) -> dict[str, float]:
     return entry | {"bits_per_dim": score.bits_per_dim(config.image)}
 
 
-def memory_size(config: RunConfig) -> dict[str, Any]:
+def memory_size(config: RunConfig, dtype: str = "float32") -> dict[str, Any]:
     """Shape, and floats and bits for each image, of all that p reads of an episode."""
-    floats = math.prod(config.memory.shape) / config.episode_length
+    floats = math.prod(config.memory.shape)
     return {
         "shape": list(config.memory.shape),
-        "dtype": "float32",
-        "floats_per_image": floats,
-        "bits_per_image": 32 * floats,
+        "dtype": dtype,
+        "floats_per_image": floats / config.episode_length,
+        "bits_per_image": bits(floats, dtype) / config.episode_length,
     }
+
+
+def z_shape(config: RunConfig) -> list[Any]:
+    """Numbers of the readout: of its global part, and of its maps where it has any."""
+    readout, (_, height, width) = config.readout, config.image
+    if not readout.channels:
+        return [readout.size]
+    maps = [readout.channels, quarter(height), quarter(width)]
+    return [[readout.size], maps] if readout.size else maps
 
 
 def training_facts(run: Path) -> dict[str, Any]:

@@ -3,6 +3,8 @@
 import math
 from typing import Any
 
+CONTROLS = ("own", "left_out", "other", "zeroed", "permuted")
+
 
 def table(record: dict[str, Any]) -> str:
     """A record as the table `kanerva evaluate` prints."""
@@ -35,8 +37,10 @@ def table(record: dict[str, Any]) -> str:
     for how, entry in record.get("other_binarizations", {}).items():
         row(f"bound, {how}", entry)
     lines.append(f"given another memory, on {record['controls']['n_images']} images:")
-    for name in ("own", "left_out", "other", "zeroed"):
-        row(f"  {name}", record["controls"][name])
+    for name in CONTROLS:
+        if name in record["controls"]:
+            row(f"  {name}", record["controls"][name])
+    lines += uses(record)
     lines += [
         "",
         f"bound ± {record['bound']['ci95']:.2f} (95 % over images); floor ln T = "
@@ -45,13 +49,34 @@ def table(record: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def uses(record: dict[str, Any]) -> list[str]:
+    """What a heap of blocks is for: a line each for what was measured."""
+    lines = []
+    if known := record.get("familiarity"):
+        lines.append(
+            f"familiarity: written from unwritten images with AUROC {known['auroc']:.4f} "
+            f"({known['n_written']} and {known['n_unwritten']})"
+        )
+    if places := record.get("places"):
+        lines.append(
+            f"like beside like: mean distance within a class over all pairs' {places['ratio']:.3f}"
+        )
+    if made := record.get("generation"):
+        names = [name.removesuffix("_nearest") for name in made if name.endswith("_nearest")]
+        apart = ", ".join(f"{name} {made[f'{name}_nearest']:.3f}" for name in names)
+        grey = ", ".join(f"{name} {made[f'{name}_grey']:.3f}" for name in names)
+        lines += [f"distance to the nearest written image: {apart}", f"greyness: {grey}"]
+    return ["", *lines] if lines else []
+
+
 def compare(records: list[dict[str, Any]]) -> str:
     """Records side by side, the best bound of each preset first."""
-    first = "preset,model,pixels,seed,T,bound,± ci95,bits/dim,paper_style,own,left_out,other,zeroed"
+    first = "preset,model,pixels,seed,T,bound,± ci95,bits/dim,paper_style,"
+    first += ",".join(CONTROLS)
     rows = [[*first.split(","), "floats/img", "bits/img", "params", "img/s", "images"]]
     for r in sorted(records, key=lambda r: (r["preset"], r["bound"]["nll_nats"])):
         name = r["model"] + (f"-{r['variant']}" if r["variant"] else "")
-        tried = [r["controls"][name] for name in ("own", "left_out", "other", "zeroed")]
+        tried = [r["controls"].get(name) for name in CONTROLS]
         where = r["preset"] + ("" if r["split"] == "test" else f" {r['split']}")
         rows.append(
             [where, name, r["binarization"], str(r["seed"]), str(r["T"])]

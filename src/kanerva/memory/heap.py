@@ -120,6 +120,18 @@ class Memory:
         owners = self._one().owners
         return sorted(owners[owners >= 0].tolist())
 
+    @property
+    def places(self) -> Float[Tensor, "*B held 2"]:
+        """Where each block held lies, (x, y) on [-1, 1], in order of handle; the memories of a
+        batch must hold equally many."""
+        slots = self._books()
+        count = (slots.owners >= 0).sum(dim=-1)
+        if bool((count != count.max()).any()):
+            raise UserError("the memories of this batch hold different numbers of blocks")
+        rank = slots.owners.masked_fill(slots.owners < 0, slots.issued).argsort(dim=-1)
+        order = rank[..., : int(count.max()), None]
+        return slots.points.gather(-2, order.expand(*order.shape[:-1], 2))
+
     def __len__(self) -> int:
         return int((self._one().owners >= 0).sum())
 

@@ -19,6 +19,7 @@ from kanerva.config import ModelConfig, from_dict, to_dict
 from kanerva.errors import UserError
 from kanerva.likelihoods import make_likelihood
 from kanerva.memory.heap import Memory
+from kanerva.memory.quantise import rounded
 from kanerva.shapes import Episode, PerImage
 from kanerva.tensorfile import read_tensors, write_tensors
 
@@ -106,6 +107,7 @@ class MemoryModel(
         super().__init__()
         self.config = config
         self.likelihood = make_likelihood(config.likelihood)
+        self.memory_dtype = "float32"  # what memories are rounded to once they are written
 
     @property
     @abstractmethod
@@ -159,6 +161,18 @@ class MemoryModel(
     def left_out(
         self, images: Images, *, generator: torch.Generator | None = None
     ) -> ElboTerms: ...
+
+    @abstractmethod
+    def permuted(
+        self, images: Images, *, generator: torch.Generator | None = None
+    ) -> ElboTerms: ...
+
+    @abstractmethod
+    def empty(self, batch: int | None = None) -> Memory: ...
+
+    def settled(self, maps: Float[Tensor, "B Cm Hm Wm"]) -> Float[Tensor, "B Cm Hm Wm"]:
+        """Memories as they are kept: rounded to `memory_dtype`."""
+        return maps if self.memory_dtype == "float32" else rounded(maps, self.memory_dtype)
 
     def forward(self, episode: Episode) -> dict[str, Tensor]:
         """The training objective: `ElboTerms` by name, because the wrappers that spread a module

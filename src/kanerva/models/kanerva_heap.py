@@ -133,15 +133,17 @@ class KanervaHeap(MemoryModel):
         self, maps: FeatureMaps, generator: torch.Generator | None = None
     ) -> tuple[MemoryMap, KeyPosterior]:
         """M and q(y|.) of whole episodes. While training, a share of each is left unwritten: it
-        has a place, and finds nothing there."""
+        has a place, and finds nothing there. A share of one makes a VAE of the same size, which
+        never writes anything."""
         batch, length = maps.shape[:2]
         proposal = self.placer.propose(maps)
         places = self.placer.place(proposal, batch, length, maps.device, generator)
-        left = round(self.config.memory.unwritten * length) if self.training else 0
+        share = self.config.memory.unwritten
+        left = round(share * length) if self.training or share == 1 else 0
         written = torch.arange(length, device=maps.device).expand(batch, -1) < length - left
         memory = self.placer.paste(self._blocks(maps) * written[..., None, None, None], places)
         empty = self.config.memory.capacity - written.sum(dim=1).float()
-        return memory, self.placer.posterior(places, proposal, written, empty)
+        return self.settled(memory), self.placer.posterior(places, proposal, written, empty)
 
     def _blocks(self, maps: FeatureMaps) -> Float[Tensor, "B T Cm h w"]:
         blocks = self.writer(maps).float()
@@ -157,6 +159,7 @@ class KanervaHeap(MemoryModel):
         places = self.placer.place(self.placer.propose(maps), batch, length, maps.device, generator)
         empty = self.empty(batch)
         memory = self._fill(empty, self.writer(maps).float(), places)
+        memory = replace(memory, map=self.settled(memory.map))
         return memory if images.ndim == 5 else memory[0]
 
     @torch.no_grad()
@@ -356,11 +359,23 @@ class KanervaHeap(MemoryModel):
 
         `near=(key, spread)` draws keys around one instead: y + spread * noise (§4.1.1).
         """
-        maps = self.as_maps(memory)
-        shape = (len(maps), num_samples, 2)
-        keys = torch.randn(shape, generator=generator, device=maps.device)
+        lead = memory.map.shape[:1] if memory.is_batch else ()
+        shape = (*lead, num_samples, 2)
+        keys = torch.randn(shape, generator=generator, device=self.device)
         if near is not None:
-            keys = near[0].to(maps.device) + near[1] * keys
+            keys = near[0].to(self.device) + near[1] * keys
+        return self.generate_at(memory, keys, generator=generator)
+
+    @torch.no_grad()
+    def generate_at(
+        self,
+        memory: Memory,
+        keys: Float[Tensor, "*B T 2"],
+        *,
+        generator: torch.Generator | None = None,
+    ) -> Float[Tensor, "*B T C H W"]:
+        """A picture for each key: read there, draw a readout, decode its expected pixels."""
+        maps, keys = self._with_keys(memory, keys)
         reading = self.readout(self.placer.read(maps, keys), generator=generator)
         images = self.likelihood.mean(self.decoder(reading.readout))
         return images if memory.is_batch else images[0]
@@ -368,10 +383,13 @@ class KanervaHeap(MemoryModel):
     def read(self, memory: Memory, keys: Float[Tensor, "*B T 2"]) -> Readout:
         """The readout that the memory predicts at each key: the mean of p(z | M, y), part by part,
         (B, T, L); B = 1 for one episode."""
+        return self._predicted(*self._with_keys(memory, keys))
+
+    def _with_keys(self, memory: Memory, keys: Float[Tensor, "*B T 2"]) -> tuple[MemoryMap, Points]:
         maps, keys = self.as_maps(memory), keys if keys.ndim == 3 else keys[None]
         if len(keys) != len(maps):
             raise UserError(f"keys {tuple(keys.shape)} do not fit memory {tuple(maps.shape)}")
-        return self._predicted(maps, keys)
+        return maps, keys
 
     @torch.no_grad()
     def reconstruct(self, images: Images) -> Float[Tensor, "*B T C H W"]:
@@ -440,12 +458,21 @@ class KanervaHeap(MemoryModel):
         terms = self.terms(
             episode.flatten(0, 1)[:, None],
             maps.flatten(0, 1)[:, None],
-            without.flatten(0, 1),
+            self.settled(without.flatten(0, 1)),
             alone,
             generator=generator,
         )
         shape = (batch, length) if images.ndim == 5 else (length,)
         return ElboTerms(*[value.view(shape) for value in vars(terms).values()])
+
+    def permuted(self, images: Images, *, generator: torch.Generator | None = None) -> ElboTerms:
+        """Each image read where its neighbour in the episode lies (a control)."""
+        episode = self.as_pixels(images)
+        maps = self.encoder(episode)
+        memory, keys = self.write_episode(maps, generator)
+        rolled = replace(keys, **{k: v.roll(1, dims=1) for k, v in vars(keys).items()})
+        terms = self.terms(episode, maps, memory, rolled, generator=generator)
+        return terms if images.ndim == 5 else terms[0]
 
     # The books
 

@@ -71,7 +71,9 @@ class KanervaPlusPlus(MemoryModel):
         """
         episode = self.as_pixels(images)
         embedding = self.encoder(episode)
-        maps = self.writer(embedding) if memory is None else self.as_maps(memory, images)
+        maps = (
+            self.settled(self.writer(embedding)) if memory is None else self.as_maps(memory, images)
+        )
         terms = self.terms(episode, embedding, maps, sample=sample, generator=generator)
         return terms if images.ndim == 5 else terms[0]
 
@@ -85,7 +87,20 @@ class KanervaPlusPlus(MemoryModel):
         generator: torch.Generator | None = None,
     ) -> ElboTerms:
         """L_T from its parts: q from the embedding, p from the memory."""
-        q_keys, q_readout = self.key_posterior(embedding), self.readout_posterior(embedding)
+        return self._terms(
+            episode, embedding, maps, self.key_posterior(embedding), sample, generator
+        )
+
+    def _terms(
+        self,
+        episode: Episode,
+        embedding: Embedding,
+        maps: MemoryMap,
+        q_keys: DiagonalNormal,
+        sample: bool,
+        generator: torch.Generator | None,
+    ) -> ElboTerms:
+        q_readout = self.readout_posterior(embedding)
         keys = q_keys.sample(generator) if sample else q_keys.mean
         readout = q_readout.sample(generator) if sample else q_readout.mean
         return ElboTerms(
@@ -99,7 +114,7 @@ class KanervaPlusPlus(MemoryModel):
     def write(self, images: Images, *, generator: torch.Generator | None = None) -> Memory:
         """Embed the episode, pool it, write M = f_mem(f_enc(X)): one deterministic pass, for
         which no noise is drawn."""
-        maps = self.writer(self.encoder(self.as_episodes(images)))
+        maps = self.settled(self.writer(self.encoder(self.as_episodes(images))))
         return Memory(maps if images.ndim == 5 else maps[0])
 
     # Generate (§3.4, Fig. 4)
@@ -197,7 +212,7 @@ class KanervaPlusPlus(MemoryModel):
             raise UserError(f"samples must be at least 1, got {samples}")
         episode = self.as_pixels(images)
         embedding = self.encoder(episode)
-        maps = self.writer(embedding)
+        maps = self.settled(self.writer(embedding))
         q_keys, q_readout = self.key_posterior(embedding), self.readout_posterior(embedding)
         draws = []
         for _ in range(samples):
@@ -217,10 +232,26 @@ class KanervaPlusPlus(MemoryModel):
         if length < 2:
             raise UserError(f"leaving one image out needs an episode of at least 2, got {length}")
         rest = torch.tensor([[s for s in range(length) if s != t] for t in range(length)])
-        maps = torch.cat([self.writer(self.encoder(one[rest])) for one in episode])  # (B T, ...)
+        maps = [self.settled(self.writer(self.encoder(one[rest]))) for one in episode]
+        maps = torch.cat(maps)  # (B T, ...)
         alone = self.encoder(episode).flatten(0, 1)[:, None]  # (B T, 1, D)
         terms = self.terms(episode.flatten(0, 1)[:, None], alone, maps, generator=generator)
         shape = (batch, length) if images.ndim == 5 else (length,)
         return ElboTerms(
             terms.log_likelihood.view(shape), terms.readout_kl.view(shape), terms.key_kl.view(shape)
         )
+
+    def permuted(self, images: Images, *, generator: torch.Generator | None = None) -> ElboTerms:
+        """Each image read at its neighbour's key (a control)."""
+        episode = self.as_pixels(images)
+        embedding = self.encoder(episode)
+        keys = self.key_posterior(embedding)
+        rolled = DiagonalNormal(keys.mean.roll(1, dims=1), keys.log_std.roll(1, dims=1))
+        maps = self.settled(self.writer(embedding))
+        terms = self._terms(episode, embedding, maps, rolled, True, generator)
+        return terms if images.ndim == 5 else terms[0]
+
+    def empty(self, batch: int | None = None) -> Memory:
+        """A memory of zeros."""
+        lead = () if batch is None else (batch,)
+        return Memory(torch.zeros(*lead, *self.config.memory.shape, device=self.device))

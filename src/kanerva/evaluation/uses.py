@@ -1,0 +1,117 @@
+"""What a heap of blocks is for, measured: knowing what it holds, like beside like, and sampling.
+
+Only for models that place blocks (`kpp`); each function returns a plain entry of a record.
+"""
+
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from kanerva.data.episodes import FixedEpisodes
+from kanerva.distributions import as_normal
+from kanerva.evaluation.bound import chunks
+from kanerva.evaluation.controls import other_episode
+from kanerva.models.kanerva_heap import KanervaHeap
+from kanerva.seeding import stream
+
+Scores = Float[Tensor, " n"]
+SPREADS = (0.1, 0.5)  # of perturbed keys; 0.1 is the paper's (§4.1.1)
+
+
+def auroc(positive: Scores, negative: Scores) -> float:
+    """The chance that a positive scores above a negative, ties counted half."""
+    both = torch.cat([positive, negative]).double()
+    values, inverse, counts = both.unique(return_inverse=True, return_counts=True)
+    last = counts.cumsum(0).double()
+    rank = (last - (counts - 1) / 2)[inverse]  # average rank of ties
+    n, m = len(positive), len(negative)
+    return ((rank[:n].sum() - n * (n + 1) / 2) / (n * m)).item()
+
+
+@torch.no_grad()
+def familiarity(
+    model: KanervaHeap, episodes: FixedEpisodes, images: int
+) -> dict[str, float] | None:
+    """Written against unwritten test images: each episode and the next one that shares none."""
+    limit = min(math.ceil(images / episodes.episode_length), len(episodes))
+    partners = [other_episode(episodes, e) for e in range(limit)]
+    if None in partners:
+        return None
+    held, new = [], []
+    for chunk in chunks(episodes, limit, "familiarity"):
+        batch = chunk.batch
+        numbers = [
+            p for p in partners[chunk.start : chunk.start + len(batch.images)] if p is not None
+        ]
+        strangers = torch.cat([episodes.batch(n, n + 1).images for n in numbers])
+        memory = model.write(batch.images, generator=chunk.generator)
+        held.append(model.familiarity(memory, batch.images)[batch.counted].cpu())
+        new.append(model.familiarity(memory, strangers)[batch.counted].cpu())
+    written, unwritten = torch.cat(held), torch.cat(new)
+    return {
+        "auroc": auroc(written, unwritten),
+        "written_nats": written.mean().item(),
+        "unwritten_nats": unwritten.mean().item(),
+        "n_written": len(written),
+        "n_unwritten": len(unwritten),
+    }
+
+
+@torch.no_grad()
+def like_beside_like(
+    model: KanervaHeap, episodes: FixedEpisodes, images: int
+) -> dict[str, float] | None:
+    """Mean distance between the places of two images of a class, over that of any two, within
+    one memory; labels are used here only. None for sets without labels."""
+    labels = episodes.image_set.labels
+    if labels is None or model.config.memory.placement == "cells":
+        return None
+    limit = min(math.ceil(images / episodes.episode_length), len(episodes))
+    within, every = [], []
+    for chunk in chunks(episodes, limit, "places"):
+        memory = model.write(chunk.batch.images, generator=chunk.generator)
+        kind = labels.to(model.device)[chunk.batch.indices]
+        apart = torch.cdist(memory.places, memory.places)
+        pairs = torch.ones_like(apart[0], dtype=torch.bool).triu(1)
+        same = (kind[:, :, None] == kind[:, None]) & pairs
+        within.append(apart[same].cpu())
+        every.append(apart[pairs.expand_as(apart)].cpu())
+    same, any_two = torch.cat(within).mean().item(), torch.cat(every).mean().item()
+    return {"within_class": same, "all": any_two, "ratio": same / any_two}
+
+
+@torch.no_grad()
+def generation(model: KanervaHeap, episodes: FixedEpisodes, images: int) -> dict[str, float]:
+    """Samples beside what was written: how far the nearest written image is (root mean square
+    over pixels) and how grey they are (mean of 4 p (1 - p): 0 black and white, 1 all grey).
+
+    `samples` are random keys, `perturbed` keys a little off those of written images, `recalled`
+    what a memory gives back, `unwritten` real images of another episode. Samples as near as what
+    is recalled would be replay; far and grey ones mush.
+    """
+    limit = min(math.ceil(images / episodes.episode_length), len(episodes))
+    found: dict[str, list[Tensor]] = {}
+    for chunk in chunks(episodes, limit, "generation"):
+        written, length = chunk.batch.images, episodes.episode_length
+        memory = model.write(written, generator=chunk.generator)
+        following = (chunk.start + len(written)) % len(episodes)
+        noise = stream("generate", chunk.start, device=model.device)
+        keys = as_normal(memory.places)
+        pictures = {
+            "samples": model.generate(memory, length, generator=noise),
+            "recalled": model.reconstruct(written),
+            "unwritten": episodes.batch(following, following + len(written)).images,
+        }
+        for spread in SPREADS:
+            moved = keys + spread * torch.randn(keys.shape, generator=noise, device=keys.device)
+            made = model.generate_at(memory, moved, generator=noise)
+            pictures[f"perturbed_{spread:g}"] = made
+        for name, made in pictures.items():
+            against = written[: len(made)]
+            apart = torch.cdist(made.flatten(2), against.flatten(2)) / math.sqrt(made[0, 0].numel())
+            grey = (4 * made * (1 - made)).flatten(2).mean(2)
+            found.setdefault(f"{name}_nearest", []).append(apart.min(dim=2).values.flatten().cpu())
+            found.setdefault(f"{name}_grey", []).append(grey.flatten().cpu())
+    return {name: torch.cat(values).mean().item() for name, values in found.items()}
