@@ -61,7 +61,7 @@ class MemoryConfig:
 
     def __post_init__(self) -> None:
         _positive(self, "channels", "size", "reads", "block", "base", "capacity")
-        if self.block > self.size:
+        if self.block > self.size and self.read == "soft":  # hard reads take whole cells
             raise UserError(f"memory.block={self.block} exceeds memory.size={self.size}")
         if not 0 <= self.unwritten <= 1:
             raise UserError(f"memory.unwritten must lie in [0, 1], got {self.unwritten}")
