@@ -11,11 +11,12 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
+import torch
 from PIL import Image, ImageDraw
 
 import kanerva
 from kanerva import data
-from kanerva.config import DecoderConfig, EncoderConfig, MemoryConfig, OptimConfig, ReadoutConfig
+from kanerva.config import DecoderConfig, EncoderConfig
 from kanerva.pictures import sheet
 from kanerva.presets import preset
 from kanerva.training.loop import train
@@ -40,15 +41,15 @@ def draw_folder(folder: Path, count: int = 400) -> Path:
 def main(folder: Path | None = None, steps: int = 150, work: Path | None = None) -> Path:
     work = work or Path(tempfile.mkdtemp(prefix="kanerva-"))
     folder = folder or draw_folder(work / "drawings")
+    start = preset("images")
     config = replace(
-        preset("images"),
-        data=replace(preset("images").data, folder=str(folder)),
+        start,
+        data=replace(start.data, folder=str(folder)),
         image=(3, 24, 24),  # images are cropped about the centre and resized to this
-        encoder=EncoderConfig(width=8),
-        memory=MemoryConfig(base=32),
-        readout=ReadoutConfig(size=16, hidden=64, prior_width=8),
+        encoder=EncoderConfig(width=16),
+        memory=replace(start.memory, capacity=9),  # blocks of 21x21 for up to nine images
+        readout=replace(start.readout, size=16, prior_width=16),
         decoder=DecoderConfig(base=32),
-        optim=OptimConfig(warmup_epochs=1.0),
         episode_length=8,
         batch=4,
         steps=steps,
@@ -61,10 +62,13 @@ def main(folder: Path | None = None, steps: int = 150, work: Path | None = None)
     images = data.load_folder(folder, "test", size=(24, 24)).images[:8] / 255
     memory = model.write(images)
     memory.save(work / "episode.safetensors")
-    recalled = model.recall(memory, images, steps=3)
+    cue = images.clone()
+    cue[..., 12:, :] = 0  # the lower half is hidden, and we say so
+    seen = (torch.arange(24) < 12).float()[:, None].expand(len(images), 24, 24)
+    recalled = model.recall(memory, cue, steps=1, observed=seen)
     picture = work / "recalled.png"
-    rows = [("written", images), ("reconstructed", model.reconstruct(images))]
-    sheet([*rows, ("read back, step 3", recalled[-1])], columns=8).save(picture)
+    rows = [("written", images), ("cue", cue), ("read back", recalled[-1])]
+    sheet(rows, columns=8).save(picture)
     print(f"bound: {model.elbo(images).nll_nats.mean():.0f} nats per image\n{picture}")
     return picture
 

@@ -51,11 +51,22 @@ def complaint(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
 # What works
 
 
-def test_train_resume_evaluate_compare(capsys: pytest.CaptureFixture[str]):
-    assert main(["train", *SMALL, "--steps", "4"]) == 0
-    run = Path("runs/mnist-kpp-paper-s0")
+@pytest.mark.parametrize(
+    "name, flags",
+    [
+        ("kpp-store", []),
+        ("kpp-generate", ["--variant", "generate", "--memory.size", "8", "--memory.block", "1"]),
+        ("kpp-paper", ["--model", "kpp-paper"]),
+    ],
+)
+def test_train_resume_evaluate_compare(
+    name: str, flags: list[str], capsys: pytest.CaptureFixture[str]
+):
+    small = [*SMALL, *flags]
+    assert main(["train", *small, "--steps", "4"]) == 0
+    run = Path(f"runs/mnist-{name}-s0")
     assert yaml.safe_load((run / "config.yaml").read_text())["episode_length"] == 8
-    assert main(["train", *SMALL, "--steps", "8", "--resume"]) == 0
+    assert main(["train", *small, "--steps", "8", "--resume"]) == 0
     with (run / "metrics.csv").open() as file:
         steps = [r["step"] for r in csv.DictReader(file) if r["split"] == "validation"]
     assert steps == ["4", "8"]
@@ -64,8 +75,9 @@ def test_train_resume_evaluate_compare(capsys: pytest.CaptureFixture[str]):
     out = capsys.readouterr().out
     assert "bound" in out and "  zeroed" in out and "iwae_3" in out
     record = json.loads((run / "evaluation.json").read_text())
-    assert record == json.loads(Path("results/mnist/kpp-paper-s0.json").read_text())
-    assert main(["compare", str(run), "results/mnist/kpp-paper-s0.json"]) == 0
+    filed = f"results/mnist/{name}-s0.json"
+    assert record == json.loads(Path(filed).read_text())
+    assert main(["compare", str(run), filed]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 3 and lines[1] == lines[2]
     assert lines[1].split()[5] == f"{record['bound']['nll_nats']:.2f}"
@@ -81,7 +93,7 @@ def test_config_file_then_flags(trained: Path):
     Path("mine.yaml").write_text("preset: mnist\nmemory: {channels: 2}\nseed: 5\n")
     argv = [*SMALL[2:], "--config", "mine.yaml", "--seed", "6", "--steps", "2"]
     assert main(["train", *argv]) == 0
-    config = yaml.safe_load(Path("runs/mnist-kpp-paper-s6/config.yaml").read_text())
+    config = yaml.safe_load(Path("runs/mnist-kpp-store-s6/config.yaml").read_text())
     assert config["memory"]["channels"] == 2 and config["memory"]["size"] == 16
 
 
@@ -107,7 +119,7 @@ def test_pictures_are_drawn_from_test_data_and_from_files(trained: Path, capsys)
 def test_evaluate_options_reach_the_record(trained: Path, mnist_root: Path):
     argv = ["evaluate", str(trained), "--split", "validation", "--episodes", "2", "--controls", "8"]
     assert main([*argv, "--variant", "wide", "--results", "results"]) == 0
-    record = json.loads(Path("results/mnist/kpp-paper-wide-s0-validation.json").read_text())
+    record = json.loads(Path("results/mnist/kpp-wide-s0-validation.json").read_text())
     assert record["split"] == "validation" and record["partial"] and record["n_images"] == 16
     assert record["controls"]["n_images"] == 8 and record["variant"] == "wide"
     assert (trained / "evaluation-validation-partial.json").is_file()
@@ -147,8 +159,12 @@ def test_every_verb_has_help(verb: str, capsys: pytest.CaptureFixture[str]):
         (["train", "--preset", "nope"], "unknown preset 'nope'"),
         (["train", "--preset", "mnist", "--memory.sise", "3"], "--memory.sise"),
         (["train", "--preset", "mnist", "--memory.size", "big"], "--memory.size: expected int"),
-        (["train", "--preset", "mnist", "--memory.size", "8"], "memory.block=16 exceeds"),
-        (["train", "--preset", "mnist", "--model", "gpt"], "--model"),
+        (["train", "--preset", "mnist", "--memory.read", "soft", "--memory.size", "8"], "exceeds"),
+        (["train", "--preset", "mnist", "--model", "gpt"], "unknown model 'gpt'"),
+        (["train", "--preset", "mnist", "--variant", "shop"], "unknown variant 'shop'"),
+        (["train", "--preset", "mnist", "--model", "kpp-paper", "--memory.read", "hard"], "cells"),
+        (["train", "--preset", "mnist", "--memory.capacity", "37"], "use 36"),
+        (["train", "--preset", "mnist", "--memory.reads", "2"], "memory.reads=1"),
         (["train", "--preset", "mnist", "--steps", "5", "--epochs", "2"], "--steps and --epochs"),
         (["train", "--preset", "mnist", "--steps", "0"], "steps"),
         (["train", "--preset", "mnist", "--minutes", "-1"], "--minutes"),

@@ -64,7 +64,7 @@ def test_an_empty_mapping_gives_the_defaults():
         ({"encoder": None}, ["encoder", "None"]),
         ({"image": 28}, ["image", "28"]),
         ({"image": [1, 28]}, ["image", "[1, 28]"]),
-        ({"model": "kpp"}, ["model", "'kpp'", "kpp-paper"]),
+        ({"model": "gpt"}, ["model", "'gpt'", "kpp-paper"]),
         ({"model": ["kpp-paper"]}, ["model", "kpp-paper"]),
         ({"likelihood": {"kind": "gauss"}}, ["kind", "'gauss'", "bernoulli", "logistic_mixture"]),
         ({"data": {"set": "mnsit"}}, ["set", "mnsit", "omniglot"]),

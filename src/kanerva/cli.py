@@ -21,6 +21,7 @@ VERBS = {  # verb: (module under kanerva.commands, what it does)
     "evaluate": ("evaluate", "the bound, its terms and controls; writes evaluation.json"),
     "generate": ("show", "random-key and key-perturbed pictures"),
     "recall": ("show", "write images, read them back from noisy or partial cues"),
+    "memory": ("show", "draw a memory, and what was written where it lies"),
     "compare": ("evaluate", "evaluation records side by side"),
     "data": ("data", "list the data sets, or fetch one"),
 }

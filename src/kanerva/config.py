@@ -40,6 +40,25 @@ class EncoderConfig:
             raise UserError(f"EncoderConfig.blocks must all be at least 1, got {self.blocks}")
 
 
+def rows_and_columns(capacity: int) -> tuple[int, int]:
+    """The squarest grid of exactly so many cells; one over twice as wide as high is refused."""
+
+    def rows_of(count: int) -> int:
+        return max(r for r in range(1, math.isqrt(count) + 1) if count % r == 0)
+
+    def fits(count: int) -> bool:
+        return count > 0 and count <= 2 * rows_of(count) ** 2
+
+    rows = rows_of(capacity)
+    if not fits(capacity):
+        near = (n for d in range(1, capacity) for n in (capacity - d, capacity + d) if n > 0)
+        raise UserError(
+            f"memory.capacity={capacity} makes no grid of cells ({rows} x {capacity // rows}): "
+            f"use {next(filter(fits, near))}"
+        )
+    return rows, capacity // rows
+
+
 Placement = Literal["gaussian", "normalised", "cells", "transport"]
 
 
@@ -68,7 +87,9 @@ class MemoryConfig:
         for name in ("noise", "locality"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise UserError(f"memory.{name} must not be negative, got {getattr(self, name)}")
-        if self.read == "hard" and self.placement not in ("cells", "transport"):
+        if self.placement in ("cells", "transport"):
+            rows_and_columns(self.capacity)
+        elif self.read == "hard":
             raise UserError(f"memory.read=hard needs cells, not placement={self.placement}")
 
     @property

@@ -43,3 +43,27 @@ def sheet(parts: list[tuple[str, Pictures]], columns: int, scale: int = 2) -> Im
         canvas.paste(picture, (margin, top + line))
         top += picture.height + line + margin
     return canvas
+
+
+def map_with_thumbnails(
+    memory: Image.Image, places: Float[Tensor, "n 2"], images: Pictures, side: int = 640
+) -> Image.Image:
+    """A memory's map and, beside it, the images at their places (x, y) on [-1, 1]."""
+    margin, line = 10, 20
+    canvas = Image.new("RGB", (2 * side + 3 * margin, side + line + 2 * margin), _PAPER)
+    draw, font = ImageDraw.Draw(canvas), ImageFont.load_default(size=13)
+    top, left = margin + line, 2 * margin + side
+    draw.text((margin, margin), "the map", fill=_INK, font=font)
+    draw.text((left, margin), "what was written, where it lies", fill=_INK, font=font)
+    canvas.paste(memory.resize((side, side), Image.Resampling.NEAREST), (margin, top))
+    draw.rectangle((left, top, left + side - 1, top + side - 1), fill=(245, 245, 245))
+    for (x, y), image in zip(places.tolist(), images, strict=True):
+        small = tile(image[None], 1)
+        across = round((x + 1) / 2 * side - small.width / 2)
+        down = round((y + 1) / 2 * side - small.height / 2)
+        across, down = (
+            max(0, min(across, side - small.width)),
+            max(0, min(down, side - small.height)),
+        )
+        canvas.paste(small, (left + across, top + down))
+    return canvas

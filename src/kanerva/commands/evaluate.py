@@ -82,7 +82,7 @@ def draw_reconstructions(run: Path, model: MemoryModel, root: Path | None) -> Pa
     drawn = model.reconstruct(images).flatten(0, 1)[:32]
     pairs = zip(images.flatten(0, 1)[:32].split(16), drawn.split(16), strict=True)
     rows = torch.cat([row for pair in pairs for row in pair])
-    label = "test images, and below each row its reconstructions: q(z|x), the memory not used"
+    label = f"test images, and below each row the same {model.reconstructed}"
     path = run / "reconstructions.png"
     sheet([(label, rows)], columns=min(len(drawn), 16)).save(path)
     return path

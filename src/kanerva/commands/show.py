@@ -9,12 +9,13 @@ from PIL import Image
 from kanerva import data
 from kanerva.commands.evaluate import own_episodes
 from kanerva.commands.options import Parser, at_least, device_of, root_of
+from kanerva.distributions import as_normal
 from kanerva.errors import UserError
-from kanerva.evaluation.noise import CUES, make_cue
+from kanerva.evaluation.noise import CUES, make_cue, observed
 from kanerva.memory.heap import Memory
-from kanerva.models import MemoryModel, load
+from kanerva.models import KanervaHeap, MemoryModel, load
 from kanerva.models.base import Images
-from kanerva.pictures import sheet
+from kanerva.pictures import map_with_thumbnails, sheet
 from kanerva.seeding import stream
 
 
@@ -70,13 +71,20 @@ def generate(argv: list[str]) -> int:
     model = load(options["run"], device=device_of(options))
     images = images_to_write(model, options)
     noise = stream(options["seed"], "generate", device=model.device)
-    memory = model.write(images)
+    memory = model.write(images, generator=noise)
     random = model.generate(memory, options["num"], generator=noise)
-    key = torch.randn(model.key_shape, generator=noise, device=model.device)
-    near = (key, options["spread"])
-    perturbed = model.generate(memory, options["num"], near=near, generator=noise)
-    label = f"keys around one, standard deviation {options['spread']:g}"
-    parts = [("written", images), ("random keys", random), (label, perturbed)]
+    parts = [("written", images), ("random keys", random)]
+    if isinstance(model, KanervaHeap):
+        keys = as_normal(memory.places)
+        for spread in (options["spread"], 5 * options["spread"]):
+            moved = keys + spread * torch.randn(keys.shape, generator=noise, device=keys.device)
+            made = model.generate_at(memory, moved, generator=noise)
+            parts.append((f"the written keys, each moved by {spread:g} * noise", made))
+    else:
+        key = torch.randn(model.key_shape, generator=noise, device=model.device)
+        near = (key, options["spread"])
+        made = model.generate(memory, options["num"], near=near, generator=noise)
+        parts.append((f"keys around one, standard deviation {options['spread']:g}", made))
     save_picture(sheet(parts, columns=16), options, "generate.png")
     return 0
 
@@ -97,10 +105,12 @@ def recall(argv: list[str]) -> int:
     if options["memory"]:
         memory = Memory.load(options["memory"]).to(model.device)
     else:
-        memory = model.write(images)
+        noise = stream(options["seed"], "write", device=model.device)
+        memory = model.write(images, generator=noise)
     if options["save_memory"]:
         memory.save(options["save_memory"])
-    recalled, steps = model.recall(memory, cue, steps=options["steps"]), options["steps"]
+    steps, seen = options["steps"], observed(options["cue"], images)
+    recalled = model.recall(memory, cue, steps=steps, observed=seen)
     parts = [("written", images), (f"cue: {options['cue']}", cue), ("step 1", recalled[0])]
     if steps > 1:
         parts.append((f"step {steps}", recalled[-1]))
@@ -109,5 +119,25 @@ def recall(argv: list[str]) -> int:
     print(
         f"mean squared pixel error against what was written: cue {before:.4f}, "
         f"step 1 {first:.4f}, step {steps} {last:.4f}"
+    )
+    return 0
+
+
+@torch.no_grad()
+def memory(argv: list[str]) -> int:
+    """The memory itself, and each image written drawn where its block lies."""
+    parser = picture_parser("memory", "Draw a memory: its map, and what was written where it lies.")
+    parser.add_argument("--free", type=list[int], default=[], help="free these handles first")
+    options = parser.read(argv)
+    model = load(options["run"], device=device_of(options))
+    if not isinstance(model, KanervaHeap):
+        raise UserError(f"{options['run']}: {model.config.model} has no blocks to draw")
+    images = images_to_write(model, options)
+    noise = stream(options["seed"], "write", device=model.device)
+    held = model.write(images, generator=noise).free(*options["free"])
+    picture = map_with_thumbnails(held.to_image(), held.places, images[held.handles])
+    save_picture(picture, options, "memory.png")
+    print(
+        f"{len(held)} of {held.capacity} blocks held; handles {', '.join(map(str, held.handles))}"
     )
     return 0

@@ -48,6 +48,15 @@ CUES: dict[str, Cue] = {
 }
 
 
+def observed(name: str, images: Images) -> Float[Tensor, "*B T H W"] | None:
+    """Which pixels a cue of that name still shows, 1 or 0; None where it shows them all."""
+    if name != "lower_half_hidden":
+        return None
+    seen = torch.ones_like(images[..., 0, :, :])
+    seen[..., images.shape[-2] // 2 :, :] = 0
+    return seen
+
+
 def make_cue(name: str, images: Images, generator: torch.Generator) -> Images:
     """A cue by name."""
     return CUES[name](images, generator)

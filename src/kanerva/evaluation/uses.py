@@ -11,12 +11,13 @@ from torch import Tensor
 
 from kanerva.data.episodes import FixedEpisodes
 from kanerva.distributions import as_normal
-from kanerva.evaluation.bound import chunks
+from kanerva.evaluation.bound import Chunk, chunks
 from kanerva.evaluation.controls import other_episode
 from kanerva.models.kanerva_heap import KanervaHeap
 from kanerva.seeding import stream
+from kanerva.shapes import Episode
 
-Scores = Float[Tensor, " n"]
+Scores = Float[Tensor, "_"]
 SPREADS = (0.1, 0.5)  # of perturbed keys; 0.1 is the paper's (§4.1.1)
 
 
@@ -30,25 +31,34 @@ def auroc(positive: Scores, negative: Scores) -> float:
     return ((rank[:n].sum() - n * (n + 1) / 2) / (n * m)).item()
 
 
+def partners(episodes: FixedEpisodes, images: int) -> list[int] | None:
+    """For each of the first episodes, one that shares no image with it; None if one has none."""
+    limit = min(math.ceil(images / episodes.episode_length), len(episodes))
+    found = [other_episode(episodes, episode) for episode in range(limit)]
+    return None if None in found else [number for number in found if number is not None]
+
+
+def strangers(episodes: FixedEpisodes, chunk: Chunk, others: list[int]) -> Episode:
+    """Images that a chunk's memories do not hold, as many as they do."""
+    numbers = others[chunk.start : chunk.start + len(chunk.batch.images)]
+    return torch.cat([episodes.batch(number, number + 1).images for number in numbers])
+
+
 @torch.no_grad()
 def familiarity(
     model: KanervaHeap, episodes: FixedEpisodes, images: int
 ) -> dict[str, float] | None:
     """Written against unwritten test images: each episode and the next one that shares none."""
-    limit = min(math.ceil(images / episodes.episode_length), len(episodes))
-    partners = [other_episode(episodes, e) for e in range(limit)]
-    if None in partners:
+    others = partners(episodes, images)
+    if others is None:
         return None
     held, new = [], []
-    for chunk in chunks(episodes, limit, "familiarity"):
+    for chunk in chunks(episodes, len(others), "familiarity"):
         batch = chunk.batch
-        numbers = [
-            p for p in partners[chunk.start : chunk.start + len(batch.images)] if p is not None
-        ]
-        strangers = torch.cat([episodes.batch(n, n + 1).images for n in numbers])
         memory = model.write(batch.images, generator=chunk.generator)
         held.append(model.familiarity(memory, batch.images)[batch.counted].cpu())
-        new.append(model.familiarity(memory, strangers)[batch.counted].cpu())
+        unknown = strangers(episodes, chunk, others)
+        new.append(model.familiarity(memory, unknown)[batch.counted].cpu())
     written, unwritten = torch.cat(held), torch.cat(new)
     return {
         "auroc": auroc(written, unwritten),
@@ -83,7 +93,7 @@ def like_beside_like(
 
 
 @torch.no_grad()
-def generation(model: KanervaHeap, episodes: FixedEpisodes, images: int) -> dict[str, float]:
+def generation(model: KanervaHeap, episodes: FixedEpisodes, images: int) -> dict[str, float] | None:
     """Samples beside what was written: how far the nearest written image is (root mean square
     over pixels) and how grey they are (mean of 4 p (1 - p): 0 black and white, 1 all grey).
 
@@ -91,26 +101,26 @@ def generation(model: KanervaHeap, episodes: FixedEpisodes, images: int) -> dict
     what a memory gives back, `unwritten` real images of another episode. Samples as near as what
     is recalled would be replay; far and grey ones mush.
     """
-    limit = min(math.ceil(images / episodes.episode_length), len(episodes))
+    others = partners(episodes, images)
+    if others is None:
+        return None
     found: dict[str, list[Tensor]] = {}
-    for chunk in chunks(episodes, limit, "generation"):
+    for chunk in chunks(episodes, len(others), "generation"):
         written, length = chunk.batch.images, episodes.episode_length
         memory = model.write(written, generator=chunk.generator)
-        following = (chunk.start + len(written)) % len(episodes)
         noise = stream("generate", chunk.start, device=model.device)
         keys = as_normal(memory.places)
         pictures = {
             "samples": model.generate(memory, length, generator=noise),
             "recalled": model.reconstruct(written),
-            "unwritten": episodes.batch(following, following + len(written)).images,
+            "unwritten": strangers(episodes, chunk, others),
         }
         for spread in SPREADS:
             moved = keys + spread * torch.randn(keys.shape, generator=noise, device=keys.device)
             made = model.generate_at(memory, moved, generator=noise)
             pictures[f"perturbed_{spread:g}"] = made
         for name, made in pictures.items():
-            against = written[: len(made)]
-            apart = torch.cdist(made.flatten(2), against.flatten(2)) / math.sqrt(made[0, 0].numel())
+            apart = torch.cdist(made.flatten(2), written.flatten(2)) / math.sqrt(made[0, 0].numel())
             grey = (4 * made * (1 - made)).flatten(2).mean(2)
             found.setdefault(f"{name}_nearest", []).append(apart.min(dim=2).values.flatten().cpu())
             found.setdefault(f"{name}_grey", []).append(grey.flatten().cpu())

@@ -4,13 +4,13 @@ Squashed by 2 Phi(y) - 1 a key from N(0, 1) is uniform on [-1, 1], so equal squa
 equally likely places. Hard reads and writes move whole pixels: no interpolation, no rounding.
 """
 
-import math
 from functools import lru_cache
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from kanerva.config import rows_and_columns
 from kanerva.errors import UserError
 from kanerva.shapes import Blocks, Cells, MemoryMap, Points
 
@@ -72,24 +72,6 @@ def _pixels(capacity: int, size: int) -> Int[Tensor, "cells hw"]:
     across = left[:, None] + torch.arange(grid.block[1])  # (columns, w)
     places = down[:, None, :, None] * size + across[None, :, None, :]
     return places.flatten(2).flatten(0, 1)
-
-
-def rows_and_columns(capacity: int) -> tuple[int, int]:
-    """The squarest grid of exactly so many cells; one over twice as wide as high is refused."""
-    rows = max(r for r in range(1, math.isqrt(capacity) + 1) if capacity % r == 0)
-    if capacity > 2 * rows * rows:
-        near = [n for d in range(1, capacity) for n in (capacity - d, capacity + d)]
-        better = next(n for n in near if n > 0 and _is_even(n))
-        raise UserError(
-            f"memory.capacity={capacity} makes no grid of cells ({rows} x {capacity // rows}): "
-            f"use {better}"
-        )
-    return rows, capacity // rows
-
-
-def _is_even(capacity: int) -> bool:
-    rows = max(r for r in range(1, math.isqrt(capacity) + 1) if capacity % r == 0)
-    return capacity <= 2 * rows * rows
 
 
 def matched(points: Points, grid: Grid, generator: torch.Generator | None = None) -> Cells:

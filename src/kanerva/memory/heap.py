@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from PIL import Image
 from torch import Tensor
@@ -135,6 +136,9 @@ class Memory:
     def __len__(self) -> int:
         return int((self._one().owners >= 0).sum())
 
+    def __bool__(self) -> bool:
+        return True  # a memory that holds nothing is still one
+
     def slot_of(self, handle: int) -> int:
         """The slot in which a handle's block lies."""
         found = (self._one().owners == handle).nonzero()
@@ -206,9 +210,11 @@ class Memory:
         return cls(map, slots)
 
     def to_image(self, scale: int = 4) -> Image.Image:
-        """The map as a picture: three channels as colours, else channels side by side; a batch in
-        a row. Each map is stretched to its own range."""
+        """The map as a picture: three channels as colours, a few others side by side, many by
+        their three principal components; a batch in a row. Each is stretched to its own range."""
         maps = (self.map if self.is_batch else self.map[None]).detach().float().cpu()
+        if maps.shape[1] > 8:
+            maps = torch.stack([principal(one) for one in maps])
         low, high = maps.amin(dim=(1, 2, 3), keepdim=True), maps.amax(dim=(1, 2, 3), keepdim=True)
         levels = ((maps - low) / (high - low).clamp(min=1e-12) * 255).round().to(torch.uint8)
         if levels.shape[1] == 3:
@@ -226,3 +232,12 @@ def pasted(
     scale = torch.full_like(points[:, :1], blocks.shape[-2] / size)
     windows = torch.cat([scale, points], dim=-1)[None, :, None]
     return paste_blocks(blocks[None, :, None], windows, (size, size))[0]
+
+
+def principal(map: Float[Tensor, "Cm Hm Wm"]) -> Float[Tensor, "3 Hm Wm"]:
+    """The three directions in which the pixels of a deep map differ most."""
+    pixels = map.flatten(1).T  # (Hm Wm, Cm)
+    centred = pixels - pixels.mean(dim=0)
+    left, size, _ = torch.linalg.svd(centred, full_matrices=False)
+    scores = F.pad(left * size, (0, max(0, 3 - len(size))))[:, :3]
+    return scores.T.unflatten(1, map.shape[1:])

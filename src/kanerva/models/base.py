@@ -109,6 +109,8 @@ class MemoryModel(
         self.likelihood = make_likelihood(config.likelihood)
         self.memory_dtype = "float32"  # what memories are rounded to once they are written
 
+    reconstructed = "reconstructed"  # what a picture of `reconstruct` is labelled
+
     @property
     @abstractmethod
     def key_shape(self) -> tuple[int, ...]:

@@ -51,6 +51,8 @@ class Addressed:
 class KanervaHeap(MemoryModel):
     """Block allocation, placed keys, a residual posterior and a spatial readout."""
 
+    reconstructed = "read at their own places in memory"
+
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
         channels, height, width = config.image
@@ -264,7 +266,9 @@ class KanervaHeap(MemoryModel):
         found = []
         for t in range(episode.shape[1]):
             one = episode[:, t : t + 1].expand(-1, owners.shape[1], -1, -1, -1)
-            seen = None if observed is None else observed[:, t : t + 1]
+            seen = None
+            if observed is not None:
+                seen = observed[:, t : t + 1].expand(-1, owners.shape[1], -1, -1)
             found.append(self.likelihood.log_prob(pictures, one, seen))
         scores = torch.stack(found, dim=1)
         return Addressed(scores.masked_fill((owners < 0)[:, None], -torch.inf))

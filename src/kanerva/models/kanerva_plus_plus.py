@@ -32,6 +32,8 @@ from kanerva.shapes import Embedding, Episode, Keys, MemoryMap, Readout
 class KanervaPlusPlus(MemoryModel):
     """The paper's model, `kpp-paper`: pooled writer, Gaussian keys, vector readout."""
 
+    reconstructed = "reconstructed: q(z|x), the memory not used"
+
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
         channels, height, width = config.image

@@ -342,8 +342,8 @@ def sample_sheet(model: MemoryModel, episode: Images, generator: torch.Generator
     return sheet(
         [
             ("written", episode),
-            ("reconstructed: q(z|x)", model.reconstruct(episode)),
-            ("read back from memory", model.recall(memory, episode, steps=1)[0]),
+            (model.reconstructed, model.reconstruct(episode)),
+            ("recalled from the image itself", model.recall(memory, episode, steps=1)[0]),
             ("random keys", model.generate(memory, len(episode), generator=generator)),
         ],
         columns=len(episode),

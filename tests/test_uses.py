@@ -1,0 +1,156 @@
+"""What a heap is for, measured: the measures themselves are right."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from kanerva.config import (
+    DecoderConfig,
+    EncoderConfig,
+    KeyConfig,
+    MemoryConfig,
+    ModelConfig,
+    ReadoutConfig,
+)
+from kanerva.data import FixedEpisodes, ImageSet
+from kanerva.evaluation.uses import auroc, familiarity, generation, like_beside_like
+from kanerva.memory import Memory
+from kanerva.models import KanervaHeap
+
+
+@pytest.fixture
+def heap() -> ModelConfig:
+    return ModelConfig(
+        model="kpp",
+        image=(1, 8, 8),
+        encoder=EncoderConfig(width=8, depth=1),
+        memory=MemoryConfig(size=8, reads=1, block=2, placement="transport", capacity=16),
+        keys=KeyConfig(hidden=8),
+        readout=ReadoutConfig(size=3, channels=2, posterior="residual", prior_width=8),
+        decoder=DecoderConfig(base=16, depth=1),
+    )
+
+
+@pytest.fixture
+def episodes() -> FixedEpisodes:
+    images = torch.randint(256, (40, 1, 8, 8), dtype=torch.uint8)
+    labels = torch.arange(40) % 4
+    return FixedEpisodes(
+        ImageSet("made", "test", images, labels), episode_length=8, binarization="sample"
+    )
+
+
+@pytest.mark.parametrize("ties", [False, True])
+def test_auroc_is_the_share_of_pairs_in_order(ties: bool):
+    high, low = torch.randn(40) + 1, torch.randn(30)
+    if ties:
+        high, low = high.round(), low.round()
+    above = (high[:, None] > low).float().mean() + 0.5 * (high[:, None] == low).float().mean()
+    assert auroc(high, low) == pytest.approx(above.item(), abs=1e-6)
+    assert auroc(low + 100, low) == 1.0 and auroc(low - 100, low) == 0.0
+
+
+def with_places(
+    model: KanervaHeap, monkeypatch: pytest.MonkeyPatch, place: Callable[[Tensor], Tensor]
+) -> None:
+    """Let image t of every episode lie where `place` puts its pixels."""
+    write = KanervaHeap.write
+
+    def placed(images: Tensor, *, generator: torch.Generator | None = None) -> Memory:
+        memory = write(model, images, generator=generator)
+        assert memory.slots is not None
+        owners = torch.full_like(memory.slots.owners, -1)
+        owners[:, :8] = torch.arange(8)
+        points = memory.slots.points.clone()
+        points[:, :8] = place(images)
+        return replace(memory, slots=replace(memory.slots, owners=owners, points=points))
+
+    monkeypatch.setattr(model, "write", placed)
+
+
+def test_places_by_class_are_nearer_within_a_class(
+    heap: ModelConfig, episodes: FixedEpisodes, monkeypatch: pytest.MonkeyPatch
+):
+    model = KanervaHeap(heap).eval()
+    labels = episodes.image_set.labels
+    assert labels is not None
+    batch = episodes.batch(0, 5)
+    known = {tuple(i.flatten().tolist()): int(labels[n]) for i, n in zip(
+        batch.images.flatten(0, 1), batch.indices.flatten(), strict=True
+    )}  # fmt: skip
+
+    def by_class(images: Tensor) -> Tensor:
+        kind = [known[tuple(i.flatten().tolist())] for i in images.flatten(0, 1)]
+        return torch.tensor(kind).view(images.shape[:2])[..., None].expand(-1, -1, 2) / 4.0
+
+    with_places(model, monkeypatch, by_class)
+    found = like_beside_like(model, episodes, 40)
+    assert found is not None and found["within_class"] == 0 and found["ratio"] == 0
+
+    def at_random(images: Tensor) -> Tensor:
+        return torch.rand(*images.shape[:2], 2)
+
+    with_places(model, monkeypatch, at_random)
+    found = like_beside_like(model, episodes, 40)
+    assert found is not None and found["ratio"] == pytest.approx(1.0, abs=0.25)
+
+
+def test_dealt_cells_and_unlabelled_sets_have_no_ratio(heap: ModelConfig, episodes: FixedEpisodes):
+    dealt = KanervaHeap(replace(heap, memory=replace(heap.memory, placement="cells"))).eval()
+    assert like_beside_like(dealt, episodes, 8) is None
+    plain = FixedEpisodes(
+        replace(episodes.image_set, labels=None), episode_length=8, binarization="sample"
+    )
+    assert like_beside_like(KanervaHeap(heap).eval(), plain, 8) is None
+
+
+def test_familiarity_compares_each_episode_with_strangers(
+    heap: ModelConfig, episodes: FixedEpisodes, monkeypatch: pytest.MonkeyPatch
+):
+    model = KanervaHeap(heap).eval()
+    written: list[Tensor] = []
+
+    def remember(images: Tensor, *, generator: torch.Generator | None = None) -> Memory:
+        written.append(images)
+        return model.empty(len(images))
+
+    def known(memory: Memory, images: Tensor) -> Tensor:
+        held = written[-1].flatten(2)
+        same = (images.flatten(2)[:, :, None] == held[:, None]).all(-1).any(-1)
+        return same.float() + 0.01 * torch.rand(same.shape)
+
+    monkeypatch.setattr(model, "write", remember)
+    monkeypatch.setattr(model, "familiarity", known)
+    found = familiarity(model, episodes, 40)
+    assert found is not None and found["auroc"] == 1.0
+    assert found["n_written"] == found["n_unwritten"] == 40
+    lone = FixedEpisodes(episodes.image_set, episode_length=40, binarization="sample")
+    assert familiarity(model, lone, 40) is None
+
+
+def test_replay_is_near_and_grey_is_grey(
+    heap: ModelConfig, episodes: FixedEpisodes, monkeypatch: pytest.MonkeyPatch
+):
+    """A model that replays has distance zero; one that paints grey has greyness one."""
+    model = KanervaHeap(heap).eval()
+    shown: list[Tensor] = []
+    write = model.write
+
+    def remember(images: Tensor, *, generator: torch.Generator | None = None) -> Memory:
+        shown.append(images)
+        return write(images, generator=generator)
+
+    monkeypatch.setattr(model, "write", remember)
+    monkeypatch.setattr(model, "generate", lambda memory, count, generator: shown[-1].flip(1))
+    monkeypatch.setattr(
+        model, "generate_at", lambda memory, keys, generator: torch.full_like(shown[-1], 0.5)
+    )
+    found = generation(model, episodes, 40)
+    assert found["samples_nearest"] == pytest.approx(0, abs=2e-3)  # cdist rounds
+    assert found["samples_grey"] == 0
+    assert found["perturbed_0.1_nearest"] == pytest.approx(0.5, abs=1e-3)
+    assert found["perturbed_0.5_grey"] == 1
+    assert found["unwritten_nearest"] > 0.3 and found["unwritten_grey"] == 0
