@@ -6,6 +6,8 @@ from types import ModuleType
 
 from PIL import Image
 
+from kanerva.cli import main
+
 FOLDER = Path(__file__).parents[1] / "examples"
 
 
@@ -28,6 +30,17 @@ def test_a_folder_of_ones_own_images(tmp_path: Path):
     with Image.open(picture) as image:
         assert image.width > 8 * 24 * 2
     assert (tmp_path / "work" / "episode.safetensors").is_file()
+
+
+def test_malloc_and_free(tmp_path: Path):
+    run = tmp_path / "run"
+    small = ["--encoder.width", "4", "--decoder.base", "8", "--readout.prior-width", "4"]
+    argv = ["train", "--preset", "glyphs", "--run", str(run), "--steps", "2", *small]
+    assert main([*argv, "--validate-episodes", "1", "--device", "cpu"]) == 0
+    picture = tmp_path / "heap.png"
+    assert example("malloc_and_free").main(str(run), str(picture)) == 0
+    with Image.open(picture) as image:
+        assert image.height > image.width
 
 
 def test_every_example_has_a_test():

@@ -1,7 +1,8 @@
 """Figures in prose come from records: rewrite the marked blocks of Markdown files.
 
 A block stands between `<!-- table: results/a.json -->` (one record, as `kanerva evaluate` prints
-it) or `<!-- compare: results/*/*.json -->` (several, as `kanerva compare`) and `<!-- end -->`.
+it) or `<!-- compare: results/*/*.json -->` (several, as `kanerva compare`; likewise `sizes`, `keys`
+and `samples`, as in report.py) and `<!-- end -->`. Several patterns are joined by commas.
 
     python -m kanerva.evaluation.quote README.md RESULTS.md
 """
@@ -12,9 +13,10 @@ from pathlib import Path
 
 from kanerva.errors import UserError
 from kanerva.evaluation.record import read_record
-from kanerva.evaluation.report import compare, table
+from kanerva.evaluation.report import compare, keys, samples, sizes, table
 
-BLOCK = re.compile(r"(<!-- (table|compare): (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+TABLES = {"compare": compare, "sizes": sizes, "keys": keys, "samples": samples}
+BLOCK = re.compile(rf"(<!-- (table|{'|'.join(TABLES)}): (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def quoted(text: str, root: Path) -> str:
@@ -22,11 +24,12 @@ def quoted(text: str, root: Path) -> str:
 
     def fill(block: re.Match[str]) -> str:
         opening, kind, pattern, closing = block.groups()
-        paths = sorted(root.glob(pattern))
-        if not paths:
-            raise UserError(f"no record matches {pattern} under {root}")
-        records = [read_record(path) for path in paths]
-        body = table(records[0]) if kind == "table" else compare(records)
+        found = {part: sorted(root.glob(part)) for part in pattern.split(",")}
+        for part, paths in found.items():
+            if not paths:
+                raise UserError(f"no record matches {part} under {root}")
+        records = [read_record(path) for paths in found.values() for path in paths]
+        body = table(records[0]) if kind == "table" else TABLES[kind](records)
         return f"{opening}```text\n{body}\n```\n{closing}"
 
     return BLOCK.sub(fill, text)

@@ -69,6 +69,52 @@ def uses(record: dict[str, Any]) -> list[str]:
     return ["", *lines] if lines else []
 
 
+def sizes(records: list[dict[str, Any]]) -> str:
+    """What the bound is at each size of memory, the largest first."""
+    head = "variant,T,memory,type,floats/img,bits/img,bound,recon,KL z,KL y,floor ln T,bits+bound"
+    rows: list[list[str]] = [head.split(",")]
+    for r in sorted(records, key=lambda r: -r["memory"]["bits_per_image"]):
+        memory, bound = r["memory"], r["bound"]
+        total = memory["bits_per_image"] * math.log(2) + bound["nll_nats"]
+        rows.append(
+            [r["variant"] or "-", str(r["T"]), "x".join(map(str, memory["shape"]))]
+            + [memory["dtype"], f"{memory['floats_per_image']:.4g}"]
+            + [f"{memory['bits_per_image']:.5g}"]
+            + [f"{bound[key]:.2f}" for key in ("nll_nats", "recon", "kl_z", "kl_y")]
+            + [f"{math.log(r['T']):.2f}", f"{total:.1f}"]
+        )
+    return columns(rows, left=1)
+
+
+def keys(records: list[dict[str, Any]]) -> str:
+    """What keys are worth: the bound, its controls, familiarity and places."""
+    head = "variant,bound,KL z,KL y,left_out,other,zeroed,permuted,AUROC,like/all"
+    rows: list[list[str]] = [head.split(",")]
+    for r in sorted(records, key=lambda r: r["bound"]["nll_nats"]):
+        tried = [r["controls"].get(name) for name in CONTROLS[1:]]
+        known, places = r.get("familiarity"), r.get("places")
+        rows.append(
+            [f"{r['preset']} {r['variant'] or r['model']}"]
+            + [f"{r['bound'][key]:.2f}" for key in ("nll_nats", "kl_z", "kl_y")]
+            + ["-" if entry is None else f"{entry['nll_nats']:.2f}" for entry in tried]
+            + ["-" if known is None else f"{known['auroc']:.4f}"]
+            + ["-" if places is None else f"{places['ratio']:.3f}"]
+        )
+    return columns(rows, left=1)
+
+
+def samples(records: list[dict[str, Any]]) -> str:
+    """Distance to the nearest written image, and greyness, of samples and of what is real."""
+    names = ["recalled", "perturbed_0.1", "perturbed_0.5", "samples", "unwritten"]
+    rows: list[list[str]] = [["variant", "", *names]]
+    for r in records:
+        for what in ("nearest", "grey"):
+            made = r["generation"]
+            rows.append([f"{r['preset']} {r['variant']}", what])
+            rows[-1] += [f"{made[f'{name}_{what}']:.3f}" for name in names]
+    return columns(rows, left=2)
+
+
 def compare(records: list[dict[str, Any]]) -> str:
     """Records side by side, the best bound of each preset first."""
     first = "preset,model,pixels,seed,T,bound,± ci95,bits/dim,paper_style,"
@@ -87,10 +133,15 @@ def compare(records: list[dict[str, Any]]) -> str:
             + [f"{r['params']:,}", "-" if r["images_per_s"] is None else f"{r['images_per_s']:.0f}"]
             + [f"{r['n_images']}{' (part)' if r['partial'] else ''}"]
         )
+    return columns(rows, left=3)
+
+
+def columns(rows: list[list[str]], left: int) -> str:
+    """Rows as aligned text, the first columns to the left."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return "\n".join(
         "  ".join(
-            cell.ljust(width) if i < 3 else cell.rjust(width)
+            cell.ljust(width) if i < left else cell.rjust(width)
             for i, (cell, width) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
         for row in rows

@@ -1,0 +1,52 @@
+"""malloc, free, malloc again, drawn on the memory itself.
+
+    python examples/malloc_and_free.py [RUN] [PICTURE]
+
+Writes 24 test images of a run's own data, frees every other one, appends 12 others into free
+places, and checks that the survivors come back exactly as before.
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+from PIL import Image
+
+import kanerva
+from kanerva.models import KanervaHeap
+from kanerva.pictures import map_with_thumbnails
+from kanerva.runs import fixed_episodes, load_split, read_run_config
+
+
+def main(run: str = "runs/demo", picture: str = "malloc_and_free.png") -> float:
+    model = kanerva.load(run)
+    assert isinstance(model, KanervaHeap), f"{run} has no blocks to free: train the default model"
+    config = read_run_config(Path(run))
+    episodes = fixed_episodes(config, load_split(config, "test", None), model.device)
+    images = episodes.batch(0, 2).images.flatten(0, 1)
+    chance = torch.Generator().manual_seed(1)
+    whole = model.write(images[:24], generator=chance)
+    half = whole.free(*whole.handles[::2])
+    again = model.append(half, images[24:36], generator=chance)
+
+    kept = again.handles[:12]  # the survivors: 1, 3, 5, ...
+    before = model.recall(whole, images[kept], steps=1)
+    after = model.recall(again, images[kept], steps=1)
+    change = (before - after).abs().max().item()
+    print(f"held {len(whole)}, then {len(half)}, then {len(again)} of {again.capacity}")
+    print(f"handles {again.handles}")
+    print(f"largest change of a survivor's pixels: {change:g}")
+
+    frames = [
+        map_with_thumbnails(memory.to_image(), memory.places, images[memory.handles], side=380)
+        for memory in (whole, half, again)
+    ]
+    sheet = Image.new("RGB", (frames[0].width, sum(frame.height for frame in frames)), "white")
+    for index, frame in enumerate(frames):
+        sheet.paste(frame, (0, index * frame.height))
+    sheet.save(picture)
+    return change
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
