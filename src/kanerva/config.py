@@ -116,6 +116,7 @@ class ReadoutConfig:
     size: int = 64  # L. ours: the paper does not say. kpp: numbers of the global part, may be 0
     channels: int = 0  # kpp, ours: maps of the spatial part, a quarter of the image's side
     posterior: Literal["amortised", "residual"] = "amortised"  # residual: kpp's, ours
+    empty: Literal["learned", "standard"] = "learned"  # kpp, ours: what an empty trace predicts
     hidden: int = 512
     layers: int = 3
     prior_width: int = 64  # ours: feature maps of the prior's first convolution
@@ -254,12 +255,27 @@ class RunConfig(ModelConfig):
         return ModelConfig(**{f.name: getattr(self, f.name) for f in fields(ModelConfig)})
 
     def config_hash(self) -> str:
-        """Names what was trained, whatever the seed, the folder of data and the logging."""
-        content = to_dict(self)
+        """Names what was trained, whatever the seed, the folder of data and the logging.
+
+        Only what differs from the defaults enters: a new option leaves old names as they are.
+        """
+        content = _changed(to_dict(self), to_dict(RunConfig()))
         for name in ("seed", "log_every", "preset", "variant"):
-            del content[name]
-        del content["data"]["folder"]
+            content.pop(name, None)
+        content.get("data", {}).pop("folder", None)
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _changed(content: dict[str, Any], default: dict[str, Any]) -> dict[str, Any]:
+    """What of some nested options differs from the default."""
+    found: dict[str, Any] = {}
+    for key, value in content.items():
+        if isinstance(value, dict):
+            if inner := _changed(value, default[key]):
+                found[key] = inner
+        elif value != default[key]:
+            found[key] = value
+    return found
 
 
 C = TypeVar("C")

@@ -95,11 +95,20 @@ def store(run: RunConfig) -> RunConfig:
         variant="store",
         encoder=EncoderConfig(width=16 if small else 64),
         memory=MemoryConfig(
-            reads=1, placement="cells", read="hard", capacity=36, unwritten=0.125, noise=0.05
+            reads=1,
+            placement="cells",
+            read="hard",
+            capacity=36,
+            unwritten=0.125,
+            noise=0.01 if run.preset == "omniglot" else 0.05,
         ),
         keys=KeyConfig(hidden=64 if small else 256),
         readout=ReadoutConfig(
-            size=32, channels=16, posterior="residual", prior_width=16 if small else 64
+            size=32,
+            channels=16,
+            posterior="residual",
+            empty="standard",
+            prior_width=16 if small else 64,
         ),
         decoder=DecoderConfig(base=32 if small else 128),
         optim=OptimConfig(

@@ -72,7 +72,7 @@ def uses(record: dict[str, Any]) -> list[str]:
 def sizes(records: list[dict[str, Any]]) -> str:
     """What the bound is at each size of memory, the largest first."""
     head = "variant,T,memory,type,floats/img,bits/img,bound,recon,KL z,KL y,floor ln T,bits+bound"
-    rows: list[list[str]] = [head.split(",")]
+    rows = [list[str](head.split(","))]
     for r in sorted(records, key=lambda r: -r["memory"]["bits_per_image"]):
         memory, bound = r["memory"], r["bound"]
         total = memory["bits_per_image"] * math.log(2) + bound["nll_nats"]
@@ -89,7 +89,7 @@ def sizes(records: list[dict[str, Any]]) -> str:
 def keys(records: list[dict[str, Any]]) -> str:
     """What keys are worth: the bound, its controls, familiarity and places."""
     head = "variant,bound,KL z,KL y,left_out,other,zeroed,permuted,AUROC,like/all"
-    rows: list[list[str]] = [head.split(",")]
+    rows = [list[str](head.split(","))]
     for r in sorted(records, key=lambda r: r["bound"]["nll_nats"]):
         tried = [r["controls"].get(name) for name in CONTROLS[1:]]
         known, places = r.get("familiarity"), r.get("places")
