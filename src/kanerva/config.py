@@ -116,7 +116,6 @@ class ReadoutConfig:
     size: int = 64  # L. ours: the paper does not say. kpp: numbers of the global part, may be 0
     channels: int = 0  # kpp, ours: maps of the spatial part, a quarter of the image's side
     posterior: Literal["amortised", "residual"] = "amortised"  # residual: kpp's, ours
-    empty: Literal["learned", "standard"] = "learned"  # kpp, ours: what an empty trace predicts
     hidden: int = 512
     layers: int = 3
     prior_width: int = 64  # ours: feature maps of the prior's first convolution

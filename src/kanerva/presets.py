@@ -104,11 +104,7 @@ def store(run: RunConfig) -> RunConfig:
         ),
         keys=KeyConfig(hidden=64 if small else 256),
         readout=ReadoutConfig(
-            size=32,
-            channels=16,
-            posterior="residual",
-            empty="standard",
-            prior_width=16 if small else 64,
+            size=0, channels=16, posterior="residual", prior_width=16 if small else 64
         ),
         decoder=DecoderConfig(base=32 if small else 128),
         optim=OptimConfig(
@@ -136,7 +132,7 @@ def generate(run: RunConfig) -> RunConfig:
             unwritten=0.25,
             locality=10.0,
         ),
-        readout=replace(base.readout, channels=8),
+        readout=replace(base.readout, size=32, channels=8),
     )
 
 

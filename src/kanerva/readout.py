@@ -54,9 +54,6 @@ class ReadoutPrior(nn.Module):
 QuarterMaps = Float[Tensor, "N width Hq Wq"]
 
 
-_LITTLE = 0.01  # ours: mean square of a trace that counts for half
-
-
 @dataclass(frozen=True)
 class Reading:
     """A readout drawn from q or p, and its densities under both."""
@@ -77,10 +74,6 @@ class SpatialReadout(nn.Module):
         mean = mu_p + sigma_p * delta,   std = sigma_p * exp(rho),   delta = rho = 0 at first
 
     so KL z starts at zero and grows only by what a sample knows beyond its block.
-
-    An empty trace tells nothing. With `empty="standard"` p(g|.) is N(0, 1) there, as in a VAE, and
-    what a trace says counts by how much of it there is; else a narrow prior, right for traces that
-    tell all, can leave the posterior of an unwritten sample no room to move.
     """
 
     def __init__(
@@ -92,7 +85,6 @@ class SpatialReadout(nn.Module):
     ) -> None:
         super().__init__()
         self.side, self.residual = side, config.posterior == "residual"
-        self.standard = config.empty == "standard"
         width, places = config.prior_width, side[0] * side[1]
         self.lift = nn.Linear(prod(trace), width * places)  # a trace as quarter-size maps
         self.body = residual_stack(width, 1)
@@ -136,15 +128,11 @@ class SpatialReadout(nn.Module):
             self.lift(traces.flatten(0, 1).flatten(1)).unflatten(-1, (-1, *self.side))
         )
         seen = None if maps is None else self.embed(maps.flatten(0, 1))
-        energy = traces.float().square().mean(dim=(2, 3, 4))[..., None]
-        presence = energy / (energy + _LITTLE)  # 0 where nothing is written
         sizes = [prod(shape) for shape in self.shapes.values()]
         given = [None] * len(sizes) if readout is None else readout.split(sizes, dim=-1)
         values, kl, log_p, log_q = [], *torch.zeros(3, *lead, device=traces.device).unbind()
         for (part, shape), value in zip(self.shapes.items(), given, strict=True):
             prior = DiagonalNormal.from_network(self.p[part](known).unflatten(0, lead), dim=2)
-            if self.standard and part == "global":
-                prior = DiagonalNormal(prior.mean * presence, prior.log_std * presence)
             source = prior
             if seen is not None:
                 output = self.q[part](torch.cat([known, seen], dim=1)).unflatten(0, lead)
