@@ -38,7 +38,8 @@ test: setup lint
 	$(BIN)/pytest -q
 
 docs: setup
-	$(BIN)/python -m kanerva.evaluation.quote README.md RESULTS.md
+	$(BIN)/python -m kanerva.evaluation.quote README.md RESULTS.md docs/memory.md
+	$(BIN)/python -m kanerva.evaluation.capacity docs/capacity.png results/mnist/kpp-store*.json
 
 lint: setup
 	$(BIN)/ruff check .

@@ -89,6 +89,7 @@ PRESETS = {f.__name__: f for f in (glyphs, mnist, omniglot, fashion_mnist, cifar
 def store(run: RunConfig) -> RunConfig:
     """Cells and hard reads: recall, familiarity, capacity. The memory stays 3x64x64."""
     small = run.preset == "glyphs"
+    strokes = run.preset == "omniglot"  # there a global part of z dies, and blocks take less noise
     return replace(
         run,
         model="kpp",
@@ -100,11 +101,14 @@ def store(run: RunConfig) -> RunConfig:
             read="hard",
             capacity=36,
             unwritten=0.125,
-            noise=0.01 if run.preset == "omniglot" else 0.05,
+            noise=0.01 if strokes else 0.05,
         ),
         keys=KeyConfig(hidden=64 if small else 256),
         readout=ReadoutConfig(
-            size=0, channels=16, posterior="residual", prior_width=16 if small else 64
+            size=0 if strokes else 32,
+            channels=16,
+            posterior="residual",
+            prior_width=16 if small else 64,
         ),
         decoder=DecoderConfig(base=32 if small else 128),
         optim=OptimConfig(
@@ -112,6 +116,7 @@ def store(run: RunConfig) -> RunConfig:
         ),
         episode_length=32,
         batch=2 if small else 32,
+        steps=2000 if small else 3000,
     )
 
 

@@ -23,6 +23,7 @@ def draw(records: list[dict[str, Any]]) -> Figure:
     """Two panels: floats for each image, and bits. A dash below each point is its floor ln T."""
     figure = Figure(figsize=(11, 4.8), layout="constrained")
     panels: list[Axes] = list(figure.subplots(1, 2, sharey=True))
+    named: dict[str, set[str]] = {"floats": set(), "bits": set()}
     for axes, unit in zip(panels, ("floats", "bits"), strict=True):
         for record in records:
             memory = record["memory"]
@@ -31,15 +32,20 @@ def draw(records: list[dict[str, Any]]) -> Figure:
             axes.plot(x, math.log(length), "_", color="#999999", markersize=12)
             axes.plot(x, y, "o" if side == 64 else "s", color=COLOURS[dtype], markersize=6)
             if dtype == "float32":
-                axes.annotate(
-                    f"T={length}" if side == 64 else f"side {side}",
+                above = side == 64
+                label = axes.annotate(
+                    f"T={length}" if above else f"side {side}",
                     (x, y),
                     textcoords="offset points",
-                    xytext=(6, 5),
+                    xytext=(6, 5) if above else (6, -11),
                     fontsize=8,
                 )
+                if label.get_text() in named[unit]:  # the same size trained twice
+                    label.remove()
+                named[unit].add(label.get_text())
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
+        axes.margins(x=0.12)
         axes.set_xlabel(f"{unit} of memory for each image")
         axes.grid(True, which="both", color="#eeeeee")
         axes.set_axisbelow(True)
