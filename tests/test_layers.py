@@ -2,11 +2,13 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils import parametrize
 
 from kanerva.layers.dense import deep_linear
 from kanerva.layers.evonorm import EvoNormS0
+from kanerva.layers.residual import ResidualBlock, residual_stack, zeroed
 from kanerva.layers.resnet import BasicBlock, ResNet
 from kanerva.layers.temporal_shift import temporal_shift
 
@@ -142,3 +144,69 @@ def test_deep_linear_is_one_function_in_evaluation():
     """The power method stands still, so a saved model scores the same twice."""
     net, x = deep_linear(6, 10, 4, layers=3).eval(), torch.randn(2, 6)
     assert torch.equal(net(x), net(x))
+
+
+# Residual blocks
+
+
+def awake_stack(width: int, blocks: int) -> nn.Sequential:
+    net = residual_stack(width, blocks)
+    for parameter in net.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    return net
+
+
+def test_a_fresh_residual_block_passes_its_input_and_can_learn():
+    """The last convolution starts at zero: the identity, with a gradient to leave it by."""
+    net, x = residual_stack(8, 3), torch.randn(2, 8, 5, 4)
+    assert torch.equal(net(x), x)
+    net(x).square().sum().backward()
+    for block in net:
+        last = [layer for layer in block.body if isinstance(layer, nn.Conv2d)][-1]
+        assert last.weight.grad is not None and last.weight.grad.abs().max() > 0
+
+
+@pytest.mark.parametrize("width, groups", [(16, 8), (12, 4), (5, 1)])  # the groups that fit
+def test_a_residual_block_is_its_formula(width: int, groups: int):
+    """x + conv(silu(norm(conv(silu(norm(x)))))), statistics written out."""
+    block = ResidualBlock(width)
+    for parameter in block.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    norm1, _, conv1, norm2, _, conv2 = block.body
+    x = torch.randn(3, width, 4, 5)
+
+    def normed(maps: torch.Tensor, norm: nn.GroupNorm) -> torch.Tensor:
+        grouped = maps.reshape(3, groups, -1)
+        mean = grouped.mean(-1, keepdim=True)
+        var = (grouped - mean).square().mean(-1, keepdim=True)
+        flat = ((grouped - mean) / (var + 1e-5).sqrt()).view_as(maps)
+        return flat * norm.weight.view(-1, 1, 1) + norm.bias.view(-1, 1, 1)
+
+    inner = F.conv2d(F.silu(normed(x, norm1)), conv1.weight, conv1.bias, padding=1)
+    outer = F.conv2d(F.silu(normed(inner, norm2)), conv2.weight, conv2.bias, padding=1)
+    torch.testing.assert_close(block(x), x + outer, rtol=1e-4, atol=1e-4)
+
+
+def test_residual_blocks_look_at_one_sample_only():
+    """A block in memory, a prior or a decoder built on them must not see the other images."""
+    net, x = awake_stack(8, 2), torch.randn(4, 8, 3, 3)
+    changed = x.clone()
+    changed[1:] = 100 * torch.randn(3, 8, 3, 3)
+    for mode in (net.train(), net.eval()):
+        torch.testing.assert_close(mode(x)[0], mode(changed)[0], rtol=1e-5, atol=1e-5)
+    assert not list(net.buffers())
+
+
+def test_a_stack_is_its_blocks_in_a_row():
+    net, x = awake_stack(8, 3), torch.randn(2, 8, 3, 3)
+    assert len(net) == 3 and len({id(block) for block in net}) == 3
+    torch.testing.assert_close(net(x), net[2](net[1](net[0](x))))
+
+
+@pytest.mark.parametrize(
+    "layer", [nn.Linear(3, 4), nn.Conv2d(2, 3, 3), nn.Linear(3, 4, bias=False)]
+)
+def test_a_zeroed_layer_says_nothing_and_is_the_layer_it_was(layer: nn.Linear | nn.Conv2d):
+    assert zeroed(layer) is layer
+    assert all((parameter == 0).all() for parameter in layer.parameters())
+    assert all(parameter.requires_grad for parameter in layer.parameters())

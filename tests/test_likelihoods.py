@@ -252,3 +252,67 @@ def test_a_config_names_the_likelihood():
     assert isinstance(mixture, LogisticMixture)
     assert mixture.outputs(1) == 7 * 3 and mixture.outputs(3) == 7 * 10
     assert make_likelihood(LikelihoodConfig()).outputs(3) == 3
+
+
+# Part of an image
+
+
+def scored(kind: str) -> tuple[Bernoulli | LogisticMixture, Tensor, Tensor]:
+    """A likelihood, a decoder's output and images: colour for the mixture, and for Bernoulli."""
+    likelihood = Bernoulli() if kind == "bernoulli" else LogisticMixture(2)
+    output = 0.5 * torch.randn(2, 3, likelihood.outputs(3), 4, 5)
+    if kind == "bernoulli":
+        return likelihood, output, torch.bernoulli(torch.rand(2, 3, 3, 4, 5))
+    return likelihood, output, torch.randint(256, (2, 3, 3, 4, 5)).float() / 255
+
+
+KINDS = pytest.mark.parametrize("kind", ["bernoulli", "mixture"])
+
+
+@KINDS
+def test_an_image_all_of_which_is_observed_is_scored_as_ever(kind: str):
+    likelihood, output, images = scored(kind)
+    whole = likelihood.log_prob(output, images)
+    ones, zeros = torch.ones(2, 3, 4, 5), torch.zeros(2, 3, 4, 5)
+    torch.testing.assert_close(likelihood.log_prob(output, images, observed=ones), whole)
+    assert (likelihood.log_prob(output, images, observed=zeros) == 0).all()
+
+
+@KINDS
+def test_hidden_pixels_change_nothing_and_observed_ones_do(kind: str):
+    likelihood, output, images = scored(kind)
+    observed = torch.bernoulli(torch.full((2, 3, 4, 5), 0.5))
+    hidden, shown = 1 - observed[:, :, None], observed[:, :, None]
+    ours = likelihood.log_prob(output, images, observed)
+    elsewhere = images * shown + (1 - images) * hidden
+    assert torch.equal(likelihood.log_prob(output, elsewhere, observed), ours)
+    louder = output + 3 * hidden * torch.randn_like(output)
+    assert torch.equal(likelihood.log_prob(louder, images, observed), ours)
+    here = images * hidden + (1 - images) * shown
+    assert (likelihood.log_prob(output, here, observed) != ours).all()
+
+
+@KINDS
+def test_a_mask_of_one_pixel_gives_that_pixel_with_all_its_channels(kind: str):
+    """The image cut down to it, scored as an image; over all pixels they add up to the whole."""
+    likelihood, output, images = scored(kind)
+    total = torch.zeros(2, 3)
+    for i in range(4):
+        for j in range(5):
+            observed = torch.zeros(2, 3, 4, 5)
+            observed[..., i, j] = 1
+            one = likelihood.log_prob(output, images, observed)
+            at = (..., slice(i, i + 1), slice(j, j + 1))
+            torch.testing.assert_close(one, likelihood.log_prob(output[at], images[at]))
+            total += one
+    torch.testing.assert_close(total, likelihood.log_prob(output, images), rtol=1e-5, atol=1e-4)
+
+
+@KINDS
+def test_each_image_has_a_mask_of_its_own(kind: str):
+    likelihood, output, images = scored(kind)
+    observed = torch.zeros(2, 3, 4, 5)
+    observed[1, 2] = 1
+    ours = likelihood.log_prob(output, images, observed)
+    assert (ours != 0).nonzero().tolist() == [[1, 2]]
+    torch.testing.assert_close(ours[1, 2], likelihood.log_prob(output, images)[1, 2])

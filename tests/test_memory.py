@@ -1,13 +1,27 @@
-"""Memory, what a user holds: files that survive, files that do not, and a picture."""
+"""Memory, what a user holds: files that survive, files that do not, a picture, and a heap whose
+handles stay what they are."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from safetensors.torch import save_file
+from torch import Tensor
 
+from kanerva.config import (
+    DecoderConfig,
+    EncoderConfig,
+    KeyConfig,
+    MemoryConfig,
+    ModelConfig,
+    ReadoutConfig,
+)
 from kanerva.errors import UserError
-from kanerva.memory import Memory
+from kanerva.memory import Memory, Slots
+from kanerva.memory.heap import principal
+from kanerva.models import KanervaHeap
 
 
 @pytest.mark.parametrize("shape", [(3, 8, 8), (2, 3, 8, 8), (1, 5, 6, 7)])
@@ -144,3 +158,314 @@ def test_colours_keep_their_channels():
 
 def test_a_flat_memory_still_has_a_picture():
     assert Memory(torch.full((3, 2, 2), 7.0)).to_image().getpixel((0, 0)) == (0, 0, 0)
+
+
+def test_a_deep_memory_is_shown_by_the_three_directions_in_which_it_differs_most():
+    """Ten channels of which three directions hold all there is: distances between pixels stay."""
+    directions = torch.linalg.qr(torch.randn(10, 3)).Q
+    colours = torch.randn(3, 20) * torch.tensor([5.0, 2.0, 1.0])[:, None]
+    maps = (directions @ colours).view(10, 4, 5) + torch.randn(10, 1, 1)
+    found = principal(maps).flatten(1)
+    torch.testing.assert_close(torch.cdist(found.T, found.T), torch.cdist(colours.T, colours.T))
+    assert found.var(1).tolist() == sorted(found.var(1).tolist(), reverse=True)
+    batch = torch.stack([maps, torch.randn(10, 4, 5)])
+    picture = Memory(batch).to_image(scale=2)
+    assert picture.mode == "RGB" and picture.size == (20, 8)
+    assert Memory(torch.randn(12, 1, 2)).to_image(scale=1).size == (2, 1)  # fewer pixels than three
+
+
+# The heap
+
+PLACEMENTS = [("gaussian", "soft"), ("normalised", "soft"), ("cells", "soft"), ("cells", "hard")]
+PLACEMENTS += [("transport", "soft"), ("transport", "hard")]
+EVERYWHERE = pytest.mark.parametrize("placement, read", PLACEMENTS)
+DTYPES = pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "int4"])
+
+
+def heap(placement: str = "cells", read: str = "hard") -> KanervaHeap:
+    """A `kpp` of milliseconds with room for eight: two rows of four cells, 8 x 4 pixels each."""
+    memory = MemoryConfig(
+        channels=2, size=16, reads=1, block=4, placement=placement, read=read, capacity=8
+    )
+    config = ModelConfig(
+        model="kpp",
+        image=(1, 8, 8),
+        encoder=EncoderConfig(width=8, depth=1),
+        memory=memory,
+        keys=KeyConfig(hidden=8),
+        readout=ReadoutConfig(size=4, channels=1, posterior="residual", prior_width=8),
+        decoder=DecoderConfig(base=8, depth=1),
+    )
+    model = KanervaHeap(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+        for _ in range(10):
+            model(images(20)[None, :8])  # running statistics of some images
+    return model.eval()
+
+
+def images(count: int) -> Tensor:
+    return torch.bernoulli(torch.rand(count, 1, 8, 8))
+
+
+def books(memory: Memory) -> Slots:
+    assert memory.slots is not None
+    return memory.slots
+
+
+def as_they_lie(memory: Memory) -> dict[int, tuple[int, list[float]]]:
+    """Handle to slot and point."""
+    slots = {handle: memory.slot_of(handle) for handle in memory.handles}
+    return {h: (slot, books(memory).points[slot].tolist()) for h, slot in slots.items()}
+
+
+def by_hand(model: KanervaHeap, memory: Memory, written: dict[int, Tensor]) -> Tensor:
+    """The map as the sum of the blocks of some images, each resampled at its handle's point by
+    PyTorch's own spatial transformer, or sliced in where cells are whole pixels."""
+    total = torch.zeros_like(memory.map)
+    for handle, image in written.items():
+        block = model.writer(model.encoder(image[None, None]))[0, 0].detach()
+        slot = memory.slot_of(handle)
+        if books(memory).disjoint:
+            top, left = slot // 4 * 8, slot % 4 * 4
+            total[:, top : top + 8, left : left + 4] += block
+        else:
+            x, y = books(memory).points[slot].tolist()
+            inverse = torch.tensor([[[4.0, 0.0, -4.0 * x], [0.0, 4.0, -4.0 * y]]])
+            grid = F.affine_grid(inverse, [1, 2, 16, 16], align_corners=False)
+            total += F.grid_sample(block[None], grid, align_corners=False)[0]
+    return total
+
+
+@EVERYWHERE
+def test_handles_stay_what_they_are_through_free_and_append(placement: str, read: str):
+    model = heap(placement, read)
+    memory = model.write(images(5))
+    assert memory.handles == [0, 1, 2, 3, 4] and len(memory) == 5 and memory.capacity == 8
+    before = as_they_lie(memory)
+    less = memory.free(1, 3)
+    assert less.handles == [0, 2, 4] and len(less) == 3 and less.capacity == 8
+    more = model.append(less, images(4))
+    assert more.handles == [0, 2, 4, 5, 6, 7, 8]  # 1 and 3 are never given out again
+    after = as_they_lie(more)
+    assert all(after[handle] == before[handle] for handle in (0, 2, 4))
+    assert len({slot for slot, _ in after.values()}) == 7
+    assert memory.handles == [0, 1, 2, 3, 4]  # what was there is another memory still
+
+
+@EVERYWHERE
+def test_a_map_is_the_sum_of_what_is_held(placement: str, read: str):
+    """Written, freed and appended in turn: each block by hand, whatever happened in between."""
+    model, first, second = heap(placement, read), images(6), images(3)
+    memory = model.append(model.write(first).free(4, 0), second)
+    memory = memory.free(2, 7)
+    held = {1: first[1], 3: first[3], 5: first[5], 6: second[0], 8: second[2]}
+    assert memory.handles == sorted(held)
+    torch.testing.assert_close(memory.map, by_hand(model, memory, held), rtol=1e-4, atol=1e-4)
+
+
+@EVERYWHERE
+def test_what_is_not_freed_is_untouched(placement: str, read: str):
+    """In cells bit for bit, and a freed cell is zeros exactly."""
+    model = heap(placement, read)
+    memory = model.write(images(8))
+    less = memory.free(6)
+    changed = (less.map != memory.map).any(0)
+    assert changed.any()
+    if read == "hard":
+        slot = memory.slot_of(6)
+        top, left = slot // 4 * 8, slot % 4 * 4
+        cell = torch.zeros(16, 16, dtype=torch.bool)
+        cell[top : top + 8, left : left + 4] = True
+        assert torch.equal(changed, cell) and (less.map[:, cell] == 0).all()
+    everything = memory.free(*memory.handles)
+    torch.testing.assert_close(everything.map, torch.zeros(2, 16, 16), rtol=0, atol=1e-5)
+    assert everything.handles == [] and len(everything) == 0
+
+
+def test_a_full_memory_takes_no_more_until_something_is_freed():
+    model = heap()
+    memory = model.write(images(8))
+    with pytest.raises(UserError, match="capacity is 8"):
+        model.append(memory, images(1))
+    freed = memory.free(5)
+    again = model.append(freed, images(1))
+    assert again.handles == [0, 1, 2, 3, 4, 6, 7, 8]
+    assert again.slot_of(8) == memory.slot_of(5)  # the only free place
+
+
+@pytest.mark.parametrize("handles", [(8,), (-1,), (2, 8), (3, 3), (1,)])
+def test_freeing_what_is_not_held_is_one_line_and_changes_nothing(handles: tuple[int, ...]):
+    """Unknown, negative, named twice, or freed before."""
+    memory = heap().write(images(4)).free(1)
+    map = memory.map.clone()
+    with pytest.raises(UserError) as error:
+        memory.free(*handles)
+    assert "\n" not in str(error.value)
+    assert str(handles[-1]) in str(error.value)
+    assert torch.equal(memory.map, map) and memory.handles == [0, 2, 3]
+    if handles != (3, 3):
+        with pytest.raises(UserError, match="not held"):
+            memory.slot_of(handles[-1])
+
+
+def test_freeing_nothing_is_nothing():
+    memory = heap().write(images(4))
+    assert torch.equal(memory.free().map, memory.map) and memory.free().handles == memory.handles
+
+
+def test_a_batch_or_a_pooled_memory_has_no_handles_and_says_so():
+    batch, pooled = heap().write(torch.stack([images(3), images(3)])), Memory(torch.zeros(2, 8, 8))
+    assert batch.capacity == 8
+    for use in (lambda m: m.free(0), lambda m: m.handles, len, lambda m: m.slot_of(0)):
+        with pytest.raises(UserError, match="batch"):
+            use(batch)
+        with pytest.raises(UserError, match="as a whole"):
+            use(pooled)
+    with pytest.raises(UserError, match="as a whole"):
+        _ = pooled.capacity
+
+
+def test_a_memory_that_holds_nothing_is_still_one():
+    model = heap()
+    assert len(model.empty()) == 0 and model.empty() and model.empty(2)
+
+
+@EVERYWHERE
+def test_places_are_the_points_of_handles_in_their_order(placement: str, read: str):
+    model = heap(placement, read)
+    memory = model.append(model.write(images(5)).free(2), images(2))
+    expected = [as_they_lie(memory)[handle][1] for handle in memory.handles]
+    assert memory.places.tolist() == expected
+    other = model.write(images(6))
+    batch = Memory.stack([memory, other])
+    assert torch.equal(batch.places, torch.stack([memory.places, other.places]))
+    with pytest.raises(UserError, match="different numbers"):
+        _ = Memory.stack([memory, other.free(0)]).places
+
+
+@EVERYWHERE
+def test_memories_stack_to_a_batch_and_come_out_again(placement: str, read: str):
+    model = heap(placement, read)
+    one, other = model.write(images(3)), model.append(model.write(images(6)).free(2), images(2))
+    batch = Memory.stack([one, other])
+    assert batch.is_batch and batch.map.shape == (2, 2, 16, 16)
+    for index, memory in enumerate((one, other)):
+        back = batch[index]
+        assert torch.equal(back.map, memory.map) and back.handles == memory.handles
+        ours, theirs = books(back).tensors(), books(memory).tensors()
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+        assert books(back).disjoint == books(memory).disjoint
+        new = model.append(back, images(1)).handles[-1]
+        assert new >= books(memory).issued  # no handle is given out twice
+        torch.testing.assert_close(back.free(0).map, memory.free(0).map)
+
+
+def test_stacked_with_a_pooled_memory_only_maps_remain():
+    batch = Memory.stack([heap().write(images(3)), Memory(torch.ones(2, 16, 16))])
+    assert batch.slots is None and torch.equal(batch[1].map, torch.ones(2, 16, 16))
+
+
+def test_the_books_move_with_the_map():
+    there = heap("gaussian", "soft").write(images(3)).to("meta")
+    assert {t.device.type for t in [there.map, *books(there).tensors().values()]} == {"meta"}
+
+
+# Files of a heap
+
+
+def steps(map: Tensor, dtype: str) -> float:
+    """How far rounding may move a number: half a step, or half a unit of the last place."""
+    most = map.abs().max().item()
+    return {"float32": 0, "bfloat16": most / 2**8, "int8": most / 254, "int4": most / 14}[dtype]
+
+
+@DTYPES
+@EVERYWHERE
+def test_a_heap_comes_back_from_its_file_handle_for_handle(
+    tmp_path: Path, placement: str, read: str, dtype: str
+):
+    model = heap(placement, read)
+    memory = model.append(model.write(images(5)).free(1), images(1))
+    memory.save(tmp_path / "m", dtype=dtype)
+    back = Memory.load(tmp_path / "m")
+    assert back.handles == memory.handles == [0, 2, 3, 4, 5]
+    assert as_they_lie(back) == as_they_lie(memory)
+    assert books(back).disjoint == (read == "hard") and back.map.dtype == torch.float32
+    room = steps(memory.map, dtype) * (1 + 1e-4)
+    torch.testing.assert_close(back.map, memory.map, rtol=0, atol=room)
+    assert torch.equal(back.map, memory.rounded(dtype).map)
+    more = model.append(back, images(2))
+    assert more.handles == [0, 2, 3, 4, 5, 6, 7]
+
+
+@DTYPES
+def test_a_batch_of_heaps_comes_back_from_its_file(tmp_path: Path, dtype: str):
+    """Each episode rounded in steps of its own."""
+    model = heap("transport", "hard")
+    quiet, loud = model.write(images(4)), model.write(images(7))
+    memory = Memory.stack([quiet, replace(loud, map=loud.map * 50)])
+    memory.save(tmp_path / "m", dtype=dtype)
+    back = Memory.load(tmp_path / "m")
+    for index, one in enumerate((quiet, loud)):
+        room = steps(memory.map[index], dtype) * (1 + 1e-4)
+        torch.testing.assert_close(back[index].map, memory.map[index], rtol=0, atol=room)
+        assert back[index].handles == one.handles
+
+
+@DTYPES
+def test_a_loaded_cell_can_be_freed(tmp_path: Path, dtype: str):
+    memory = heap("cells", "hard").write(images(4))
+    memory.save(tmp_path / "m", dtype=dtype)
+    back = Memory.load(tmp_path / "m")
+    torch.testing.assert_close(back.free(2).map, memory.rounded(dtype).free(2).map)
+
+
+def test_blocks_that_overlap_can_be_freed_after_float32_and_not_after_less(tmp_path: Path):
+    """Only float32 keeps them one by one; the rest say so in one line."""
+    memory = heap("gaussian", "soft").write(images(4))
+    memory.save(tmp_path / "m")
+    assert torch.equal(Memory.load(tmp_path / "m").free(2).map, memory.free(2).map)
+    memory.save(tmp_path / "m", dtype="int8")
+    with pytest.raises(UserError, match="only float32") as error:
+        Memory.load(tmp_path / "m").free(2)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("shape", [(3, 8, 8), (2, 3, 5, 5)])
+@DTYPES
+def test_a_pooled_memory_is_saved_in_fewer_bits_too(
+    tmp_path: Path, shape: tuple[int, ...], dtype: str
+):
+    memory = Memory(torch.randn(shape))
+    memory.save(tmp_path / "m", dtype=dtype)
+    back = Memory.load(tmp_path / "m")
+    assert back.slots is None and torch.equal(back.map, memory.rounded(dtype).map)
+
+
+def test_fewer_bits_are_a_smaller_file(tmp_path: Path):
+    memory = Memory(torch.randn(3, 64, 64))
+    sizes = []
+    for dtype in ("float32", "bfloat16", "int8", "int4"):
+        memory.save(tmp_path / dtype, dtype=dtype)
+        sizes.append((tmp_path / dtype).stat().st_size)
+    numbers = 3 * 64 * 64
+    for size, bytes_each in zip(sizes, (4, 2, 1, 0.5), strict=True):
+        assert numbers * bytes_each < size < numbers * bytes_each + 1000
+
+
+def test_a_memory_saved_as_another_type_is_refused_and_leaves_no_file(tmp_path: Path):
+    with pytest.raises(UserError, match="int3"):
+        Memory(torch.zeros(1, 2, 2)).save(tmp_path / "m", dtype="int3")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("shape", [(3, 8, 8), (2, 3, 8, 8)])
+def test_a_file_of_the_older_format_still_loads(tmp_path: Path, shape: tuple[int, ...]):
+    """A float32 map and nothing else: no slots, so nothing to free."""
+    map = torch.randn(shape)
+    save_file({"map": map}, tmp_path / "m", metadata={"format": "kanerva-memory-1"})
+    back = Memory.load(tmp_path / "m")
+    assert torch.equal(back.map, map) and back.slots is None

@@ -1,10 +1,15 @@
-"""The readout: a posterior from the embedding, a prior from the traces and from nothing else."""
+"""The readout: a posterior from the embedding, a prior from the traces and from nothing else.
+`kpp`'s has two parts, and a posterior in units of its prior."""
+
+import math
 
 import pytest
 import torch
+from torch import Tensor
+from torch import distributions as td
 
 from kanerva.config import MemoryConfig, ReadoutConfig
-from kanerva.readout import ReadoutPosterior, ReadoutPrior
+from kanerva.readout import ReadoutPosterior, ReadoutPrior, SpatialReadout
 
 CONFIG = ReadoutConfig(size=5, hidden=8, layers=2, prior_width=8)
 
@@ -49,3 +54,173 @@ def test_the_posterior_is_linear_in_its_own_embedding():
     torch.testing.assert_close(blend.mean, 0.25 * net(a).mean + 0.75 * net(b).mean)
     torch.testing.assert_close(net(a).mean[1, 2], net(a[1:, 2:]).mean[0, 0])
     assert blend.mean.shape == (2, 3, 5)
+
+
+# kpp: a global and a spatial part
+
+PARTS = [(4, 0), (0, 2), (3, 2)]  # numbers of the global part, maps of the spatial one
+TRACE, FEATURES, SIDE = (2, 4, 3), 6, (2, 3)
+
+
+def spatial(size: int, channels: int, posterior: str = "residual") -> SpatialReadout:
+    config = ReadoutConfig(size=size, channels=channels, posterior=posterior, prior_width=8)
+    return SpatialReadout(config, TRACE, FEATURES, SIDE)
+
+
+def awake(net: SpatialReadout, noise: float = 0.15) -> SpatialReadout:
+    """Nothing at its initial value, the layers that start at zero included."""
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.add_(noise * torch.randn_like(parameter))
+    return net
+
+
+def inputs(batch: int, length: int) -> tuple[Tensor, Tensor]:
+    """Traces, and the samples' maps."""
+    return torch.randn(batch, length, *TRACE), torch.randn(batch, length, FEATURES, *SIDE)
+
+
+@pytest.mark.parametrize("size, channels", PARTS)
+def test_a_reading_has_all_its_parts(size: int, channels: int):
+    net, (traces, maps) = awake(spatial(size, channels)), inputs(2, 5)
+    for reading in (net(traces), net(traces, maps)):
+        assert reading.readout.shape == (2, 5, size + channels * 2 * 3)
+        spread = reading.readout.flatten(0, 1).std(0)
+        assert (spread > 0).all()
+        for nats in (reading.kl, reading.log_prior, reading.log_posterior):
+            assert nats.shape == (2, 5)
+
+
+@pytest.mark.parametrize("size, channels", PARTS)
+def test_a_residual_posterior_starts_at_the_prior(size: int, channels: int):
+    """KL z is exactly zero, and a readout from q is the one p would have drawn."""
+    net, (traces, maps) = spatial(size, channels), inputs(2, 3)
+    seeds = [torch.Generator().manual_seed(1) for _ in range(2)]
+    q, p = net(traces, maps, generator=seeds[0]), net(traces, generator=seeds[1])
+    assert (q.kl == 0).all()
+    assert torch.equal(q.readout, p.readout) and torch.equal(q.log_posterior, q.log_prior)
+
+
+@pytest.mark.parametrize("size, channels", PARTS)
+def test_an_amortised_posterior_starts_at_a_standard_normal_wherever_the_prior_is(
+    size: int, channels: int
+):
+    net, (traces, maps) = spatial(size, channels, "amortised"), inputs(2, 3)
+    mean = net(traces, maps, sample=False)
+    assert (mean.readout == 0).all() and (mean.kl > 0).all()
+    drawn = net(traces, maps)
+    expected = td.Normal(0.0, 1.0).log_prob(drawn.readout).sum(-1)
+    torch.testing.assert_close(drawn.log_posterior, expected)
+
+
+def test_the_same_weights_mean_another_posterior_when_amortised():
+    residual, amortised = awake(spatial(3, 2)), spatial(3, 2, "amortised")
+    amortised.load_state_dict(residual.state_dict())
+    traces, maps = inputs(2, 3)
+    torch.testing.assert_close(
+        residual(traces, sample=False).readout, amortised(traces, sample=False).readout
+    )
+    one, other = (net(traces, maps, sample=False) for net in (residual, amortised))
+    assert ((one.kl - other.kl).abs() > 1e-2).all()
+    assert ((one.readout - other.readout).abs().amax(-1) > 1e-2).all()
+
+
+@pytest.mark.parametrize("size, channels", PARTS)
+def test_a_residual_is_counted_in_units_of_the_prior(size: int, channels: int):
+    """Off by delta standard deviations and exp(rho) times as wide: a KL of
+    delta^2 / 2 + (exp(2 rho) - 1) / 2 - rho for each number, whatever the prior."""
+    net, delta, rho = awake(spatial(size, channels)), 0.8, -0.6
+    for head in net.q.values():
+        head[-1].weight.data.zero_()
+        mean, log_std = head[-1].bias.data.chunk(2)
+        mean.fill_(delta), log_std.fill_(rho)
+    traces, maps = inputs(2, 3)
+    each = delta**2 / 2 + (math.exp(2 * rho) - 1) / 2 - rho
+    expected = torch.full((2, 3), (size + 6 * channels) * each)
+    torch.testing.assert_close(net(traces, maps).kl, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("posterior", ["residual", "amortised"])
+@pytest.mark.parametrize("size, channels", PARTS)
+def test_a_readings_divergence_is_its_expected_log_ratio(size: int, channels: int, posterior: str):
+    """Monte Carlo; with both parts the spatial KL depends on the global draw, so both are means."""
+    net, draws = awake(spatial(size, channels, posterior)), 4000
+    traces, maps = (x.expand(-1, draws, -1, -1, -1) for x in inputs(1, 1))
+    with torch.no_grad():
+        reading = net(traces, maps)
+    ratio = reading.log_posterior - reading.log_prior
+    error = (ratio - reading.kl).std() / draws**0.5
+    assert abs(ratio.mean() - reading.kl.mean()) < 5 * error
+    assert reading.kl.mean() > 0.1 and error < 0.1 * reading.kl.mean()  # sharp enough to tell
+
+
+@pytest.mark.parametrize("posterior", ["residual", "amortised"])
+def test_densities_of_one_number_integrate_to_one(posterior: str):
+    net = awake(spatial(1, 0, posterior), noise=0.05)  # neither too wide nor too narrow
+    traces, maps = (x.expand(-1, 4001, -1, -1, -1) for x in inputs(1, 1))
+    line = torch.linspace(-20, 20, 4001).view(1, 4001, 1)
+    reading = net(traces, maps, readout=line)
+    for density in (reading.log_prior, reading.log_posterior):
+        assert abs(density.exp().sum() * 0.01 - 1) < 1e-3
+    mean = net(traces[:, :1], maps[:, :1], sample=False).readout
+    assert abs((reading.log_posterior.exp() * line[..., 0]).sum() * 0.01 - mean) < 1e-3
+
+
+@pytest.mark.parametrize("seen", [True, False])
+@pytest.mark.parametrize("size, channels", PARTS)
+def test_a_readout_that_is_given_keeps_its_densities(size: int, channels: int, seen: bool):
+    net, (traces, maps) = awake(spatial(size, channels)), inputs(2, 3)
+    drawn = net(traces, maps if seen else None)
+    again = net(traces, maps if seen else None, readout=drawn.readout)
+    assert torch.equal(again.readout, drawn.readout)
+    for name in ("kl", "log_prior", "log_posterior"):
+        torch.testing.assert_close(getattr(again, name), getattr(drawn, name))
+    prior = net(traces, readout=drawn.readout).log_prior  # p needs no sample to say the same
+    torch.testing.assert_close(prior, drawn.log_prior)
+
+
+@pytest.mark.parametrize("size, channels", PARTS)
+def test_a_reading_from_the_prior_costs_nothing(size: int, channels: int):
+    reading = awake(spatial(size, channels))(inputs(2, 3)[0])
+    assert (reading.kl == 0).all() and torch.equal(reading.log_prior, reading.log_posterior)
+
+
+def test_the_mean_of_a_part_is_the_average_of_its_draws():
+    net, (traces, maps) = awake(spatial(4, 0)), inputs(1, 1)
+    many = [x.expand(-1, 5000, -1, -1, -1) for x in (traces, maps)]
+    for given in (many[:1], many):
+        draws = net(*given).readout[0]
+        mean = net(*[x[:, :1] for x in given], sample=False).readout[0, 0]
+        assert ((draws.mean(0) - mean).abs() < 5 * draws.std(0) / 5000**0.5).all()
+
+
+def test_the_spatial_part_hears_the_global_one():
+    """p(g, s) is no product of p(g) and p(s): swapping parts between draws changes the total."""
+    net, traces = awake(spatial(3, 2)), inputs(1, 1)[0]
+    g, s = torch.randn(2, 3), torch.randn(2, 12)
+
+    def density(i: int, j: int) -> Tensor:
+        return net(traces, readout=torch.cat([g[i], s[j]]).view(1, 1, 15)).log_prior
+
+    assert abs(density(0, 0) + density(1, 1) - density(0, 1) - density(1, 0)) > 1e-2
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_reading_is_its_own_samples_alone(training: bool):
+    """Condition 1 for `kpp`: other images, their order and their number change nothing."""
+    net, (traces, maps) = awake(spatial(3, 2)).train(training), inputs(3, 4)
+    z = torch.randn(3, 4, 15)
+    whole = net(traces, maps, readout=z)
+    alone = net(traces[1:2, 2:3], maps[1:2, 2:3], readout=z[1:2, 2:3])
+    for name in ("kl", "log_prior", "log_posterior"):
+        mine, theirs = getattr(whole, name)[1, 2], getattr(alone, name)[0, 0]
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-4)
+    assert not list(net.buffers())
+
+
+def test_the_prior_does_not_see_the_sample():
+    net, (traces, maps) = awake(spatial(3, 2)), inputs(2, 3)
+    z = torch.randn(2, 3, 15)
+    one, other = (net(traces, m, readout=z) for m in (maps, torch.randn_like(maps)))
+    assert torch.equal(one.log_prior, other.log_prior)
+    assert not torch.isclose(one.log_posterior, other.log_posterior).any()

@@ -1,11 +1,11 @@
-"""The pooled writer: an affine map of the pooled embedding, whatever the memory's size."""
+"""Writers: an affine map of the pooled embedding, or a block from each sample alone (`kpp`)."""
 
 import pytest
 import torch
 from torch import nn
 
 from kanerva.config import MemoryConfig
-from kanerva.memory.writers import PooledWriter
+from kanerva.memory.writers import BlockAllocator, PooledWriter
 
 FLOAT64 = {"rtol": 1e-9, "atol": 1e-12}
 
@@ -62,3 +62,45 @@ def test_episodes_are_written_apart():
 
 def test_a_base_that_cannot_be_halved_again_stays_at_one():
     assert writer(size=32, base=2)(torch.zeros(1, 1, 6, dtype=torch.float64)).isfinite().all()
+
+
+# kpp: each sample its own block
+
+
+def allocator(channels: int = 2, block: tuple[int, int] = (4, 3)) -> BlockAllocator:
+    config = MemoryConfig(channels=channels, size=16, block=4)
+    return BlockAllocator(config, features=6, side=(2, 3), block=block).double()
+
+
+def features(batch: int, length: int) -> torch.Tensor:
+    return torch.randn(batch, length, 6, 2, 3, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("channels, block", [(1, (4, 4)), (3, (2, 5)), (2, (1, 1))])
+def test_a_block_has_the_shape_it_is_told_and_every_number_of_it_varies(
+    channels: int, block: tuple[int, int]
+):
+    net = allocator(channels, block)
+    blocks = net(features(4, 5))
+    assert net.shape == (channels, *block) and blocks.shape == (4, 5, channels, *block)
+    assert (blocks.flatten(0, 1).std(0) > 0).all()
+
+
+@pytest.mark.parametrize("size", [1.0, 1e3])
+def test_blocks_stay_within_one(size: float):
+    blocks = allocator()(size * features(4, 5))
+    assert (blocks.abs() <= 1).all() and blocks.min() < -0.1 and blocks.max() > 0.1
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_block_is_made_from_its_own_sample_alone(training: bool):
+    net, maps = allocator().train(training), features(3, 4)
+    torch.testing.assert_close(net(maps)[1, 2], net(maps[1:2, 2:3])[0, 0], **FLOAT64)
+    torch.testing.assert_close(net(maps.flip(0, 1)).flip(0, 1), net(maps), **FLOAT64)
+    assert not list(net.buffers())
+
+
+def test_a_block_is_an_affine_map_of_its_sample_before_it_is_squashed():
+    net, a, b = allocator(), features(1, 3), features(1, 3)
+    expected = 1.7 * net(a).atanh() - 0.7 * net(b).atanh()
+    torch.testing.assert_close(net(1.7 * a - 0.7 * b).atanh(), expected, rtol=1e-6, atol=1e-9)

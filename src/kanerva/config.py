@@ -87,6 +87,8 @@ class MemoryConfig:
         for name in ("noise", "locality"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise UserError(f"memory.{name} must not be negative, got {getattr(self, name)}")
+        if self.locality and self.placement != "transport":
+            raise UserError(f"memory.locality needs placement=transport, not {self.placement}")
         if self.placement in ("cells", "transport"):
             rows_and_columns(self.capacity)
         elif self.read == "hard":
@@ -258,10 +260,11 @@ class RunConfig(ModelConfig):
 
         Only what differs from the defaults enters: a new option leaves old names as they are.
         """
-        content = _changed(to_dict(self), to_dict(RunConfig()))
+        content = to_dict(self)
         for name in ("seed", "log_every", "preset", "variant"):
-            content.pop(name, None)
-        content.get("data", {}).pop("folder", None)
+            del content[name]
+        del content["data"]["folder"]
+        content = _changed(content, to_dict(RunConfig()))
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 

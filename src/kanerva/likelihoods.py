@@ -36,7 +36,9 @@ class Likelihood(ABC):
     ) -> PerImage:
         """ln p of each image; of the pixels where `observed` is 1, if it is given."""
         pixels = self.pixel_log_prob(output, images)
-        return (pixels if observed is None else pixels * observed).flatten(2).sum(-1)
+        if observed is not None:
+            pixels = torch.where(observed == 0, 0.0, pixels * observed)
+        return pixels.flatten(2).sum(-1)
 
     @abstractmethod
     def mean(self, output: DecoderOutput) -> Episode:

@@ -99,6 +99,7 @@ class SpatialReadout(nn.Module):
             self.q["global"] = nn.Sequential(
                 nn.Flatten(), zeroed(nn.Linear(2 * width * places, 2 * config.size))
             )
+        if config.size and config.channels:
             self.tell = nn.Linear(config.size, width * places)  # g to the spatial part
         if config.channels:
             self.shapes["spatial"] = (config.channels, *side)
@@ -144,7 +145,7 @@ class SpatialReadout(nn.Module):
                 value = source.sample(generator) if sample else source.mean
             log_p, log_q = log_p + prior.log_prob(value), log_q + source.log_prob(value)
             values.append(value.flatten(2))
-            if part == "global":
+            if part == "global" and "spatial" in self.shapes:
                 told = self.tell(value.flatten(0, 1))
                 known = known + told.unflatten(-1, known.shape[1:])
         return Reading(torch.cat(values, dim=-1), kl, log_p, log_q)

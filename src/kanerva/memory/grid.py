@@ -44,7 +44,7 @@ class Grid:
 
     def pixels(self, device: torch.device | str = "cpu") -> Int[Tensor, "cells hw"]:
         """Each cell's pixels as positions in the flattened map. Where cells are not a whole number
-        of pixels wide, the first whole ones inside: cells never share a pixel."""
+        of pixels wide, those that begin inside, equally many for all: none is shared."""
         return _pixels(self.capacity, self.size).to(device)
 
     def read(self, memory: MemoryMap, cells: Cells) -> Blocks:

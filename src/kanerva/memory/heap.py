@@ -87,12 +87,13 @@ class Memory:
         books = [memory.slots for memory in memories]
         if any(slots is None for slots in books):
             return cls(maps)
-        kept = [slots.tensors() for slots in books if slots is not None]
+        known = [slots for slots in books if slots is not None]
+        if any(slots.blocks is None for slots in known):  # one was saved without
+            known = [replace(slots, blocks=None) for slots in known]
+        kept = [slots.tensors() for slots in known]
         joint = {name: torch.stack([each[name] for each in kept]) for name in kept[0]}
-        first = books[0]
-        assert first is not None
-        issued = max(slots.issued for slots in books if slots is not None)
-        return cls(maps, replace(first, **joint, issued=issued))
+        issued = max(slots.issued for slots in known)
+        return cls(maps, replace(known[0], **joint, issued=issued))
 
     def to(self, device: str | torch.device) -> "Memory":
         slots = None if self.slots is None else self.slots.map_tensors(lambda t: t.to(device))
@@ -169,7 +170,10 @@ class Memory:
 
     def rounded(self, dtype: str) -> "Memory":
         """This memory as it reads back after `save(dtype=...)`."""
-        return Memory(rounded(self.map, dtype), self.slots)
+        slots = self.slots
+        if slots is not None and dtype != "float32":
+            slots = replace(slots, blocks=None)
+        return Memory(rounded(self.map, dtype), slots)
 
     # Files
 
@@ -178,10 +182,11 @@ class Memory:
         about = {"format": _FORMAT, "dtype": dtype, "shape": json.dumps(list(self.map.shape))}
         tensors = packed(self.map, dtype)
         if self.slots is not None:
-            books = self.slots.tensors()
-            if dtype != "float32":
-                books.pop("blocks", None)
-            tensors |= books
+            tensors |= {
+                name: value
+                for name, value in self.slots.tensors().items()
+                if name != "blocks" or dtype == "float32"
+            }
             about |= {
                 "disjoint": json.dumps(self.slots.disjoint),
                 "issued": json.dumps(self.slots.issued),
@@ -194,8 +199,12 @@ class Memory:
         tensors, about = read_tensors(Path(path))
         if about.get("format") not in (_FORMAT, _OLDER) or "map" not in tensors:
             raise UserError(f"{path} is not a saved memory (format {about.get('format')})")
-        shape = json.loads(about.get("shape", json.dumps(list(tensors["map"].shape))))
-        map = unpacked(tensors, about.get("dtype", "float32"), tuple(shape))
+        try:
+            shape = json.loads(about.get("shape", json.dumps(list(tensors["map"].shape))))
+            map = unpacked(tensors, about.get("dtype", "float32"), tuple(shape))
+            disjoint, issued = (json.loads(about.get(k, "0")) for k in ("disjoint", "issued"))
+        except (KeyError, ValueError, RuntimeError) as error:
+            raise UserError(f"{path} is a damaged memory: {error!r}") from error
         if not map.isfinite().all():
             raise UserError(f"{path} holds no finite map")
         if "owners" not in tensors:
@@ -204,8 +213,8 @@ class Memory:
             owners=tensors["owners"],
             points=tensors["points"],
             blocks=tensors.get("blocks"),
-            disjoint=json.loads(about["disjoint"]),
-            issued=json.loads(about["issued"]),
+            disjoint=bool(disjoint),
+            issued=int(issued),
         )
         return cls(map, slots)
 

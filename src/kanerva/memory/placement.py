@@ -74,7 +74,12 @@ class Placer(nn.Module):
         )
         if self.config.placement == "gaussian":
             return normal
-        mean = self.norm(normal.mean.flatten(0, 1)).view_as(normal.mean)
+        flat, norm = normal.mean.flatten(0, 1), self.norm
+        if norm.training and len(flat) == 1:  # one image has no spread of its own
+            mean = F.batch_norm(flat, norm.running_mean, norm.running_var, eps=norm.eps)
+        else:
+            mean = norm(flat)
+        mean = mean.view_as(normal.mean)
         return DiagonalNormal(mean, normal.log_std - 1)  # ours: starts narrow
 
     def place(

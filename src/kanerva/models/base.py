@@ -107,7 +107,7 @@ class MemoryModel(
         super().__init__()
         self.config = config
         self.likelihood = make_likelihood(config.likelihood)
-        self.memory_dtype = "float32"  # what memories are rounded to once they are written
+        self.memory_dtype = "float32"  # what `write` and scores round memories to
 
     reconstructed = "reconstructed"  # what a picture of `reconstruct` is labelled
 

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from kanerva.config import ModelConfig
 from kanerva.decoder import SpatialDecoder
-from kanerva.distributions import DiagonalNormal, as_normal
+from kanerva.distributions import ConfinedNormal, DiagonalNormal, as_normal
 from kanerva.encoder import SampleEncoder, quarter
 from kanerva.errors import UserError
 from kanerva.memory.heap import Memory, Slots
@@ -88,6 +88,8 @@ class KanervaHeap(MemoryModel):
         episode = self.as_pixels(images)
         maps = self.encoder(episode)
         if memory is None:
+            if handles is not None:
+                raise UserError("handles are those of a memory: give it too")
             map, keys = self.write_episode(maps, generator)
         elif handles is not None:
             map = self.as_maps(memory, images)
@@ -119,12 +121,14 @@ class KanervaHeap(MemoryModel):
         )
 
     def forward(self, episode: Episode) -> dict[str, Tensor]:
-        """The training objective, and beside it what puts like beside like."""
+        """The training objective, and beside it what puts like beside like: a loss of the key
+        network alone."""
         maps = self.encoder(self.as_episodes(episode))
-        memory, keys = self.write_episode(maps)
+        alone = self.config.memory.locality > 0
+        proposal = self.placer.propose(maps.detach() if alone else maps)
+        memory, keys = self.write_episode(maps, proposal=proposal)
         outputs = vars(self.terms(episode, maps, memory, keys))
-        proposal = self.placer.propose(maps.detach()) if self.config.memory.locality else None
-        if proposal is not None:
+        if alone and proposal is not None:
             loss = locality_loss(proposal.mean, episode)
             outputs["auxiliary"] = self.config.memory.locality * loss
         return outputs
@@ -132,13 +136,17 @@ class KanervaHeap(MemoryModel):
     # Write, append
 
     def write_episode(
-        self, maps: FeatureMaps, generator: torch.Generator | None = None
+        self,
+        maps: FeatureMaps,
+        generator: torch.Generator | None = None,
+        *,
+        proposal: DiagonalNormal | None = None,
     ) -> tuple[MemoryMap, KeyPosterior]:
         """M and q(y|.) of whole episodes. While training, a share of each is left unwritten: it
         has a place, and finds nothing there. A share of one makes a VAE of the same size, which
         never writes anything."""
         batch, length = maps.shape[:2]
-        proposal = self.placer.propose(maps)
+        proposal = proposal or self.placer.propose(maps)
         places = self.placer.place(proposal, batch, length, maps.device, generator)
         share = self.config.memory.unwritten
         left = round(share * length) if self.training or share == 1 else 0
@@ -148,10 +156,11 @@ class KanervaHeap(MemoryModel):
         return self.settled(memory), self.placer.posterior(places, proposal, written, empty)
 
     def _blocks(self, maps: FeatureMaps) -> Float[Tensor, "B T Cm h w"]:
+        """Each sample's block; with noise while training, and nothing for a VAE."""
         blocks = self.writer(maps).float()
         if self.training and self.config.memory.noise:
             blocks = blocks + self.config.memory.noise * torch.randn_like(blocks)
-        return blocks
+        return blocks * 0 if self.config.memory.unwritten == 1 else blocks
 
     @torch.no_grad()
     def write(self, images: Images, *, generator: torch.Generator | None = None) -> Memory:
@@ -160,8 +169,9 @@ class KanervaHeap(MemoryModel):
         batch, length = maps.shape[:2]
         places = self.placer.place(self.placer.propose(maps), batch, length, maps.device, generator)
         empty = self.empty(batch)
-        memory = self._fill(empty, self.writer(maps).float(), places)
-        memory = replace(memory, map=self.settled(memory.map))
+        memory = self._fill(empty, self._blocks(maps), places)
+        if self.memory_dtype != "float32":
+            memory = memory.rounded(self.memory_dtype)
         return memory if images.ndim == 5 else memory[0]
 
     @torch.no_grad()
@@ -175,7 +185,7 @@ class KanervaHeap(MemoryModel):
         self.as_maps(memory, images)
         self.placer.check_room(len(memory) + len(images))
         maps = self.encoder(self.as_episodes(images))
-        blocks, batch = self.writer(maps).float(), Memory.stack([memory])
+        blocks, batch = self._blocks(maps), Memory.stack([memory])
         assert batch.slots is not None
         for t in range(len(images)):  # one after another: each sees what the last one took
             proposal = self.placer.propose(maps[:, t : t + 1])
@@ -237,17 +247,18 @@ class KanervaHeap(MemoryModel):
 
     def keys_elsewhere(
         self, memory: Memory, maps: FeatureMaps, generator: torch.Generator | None = None
-    ) -> KeyPosterior | None:
-        """q(y|.) of samples that are not in this memory; None where it has no free place."""
-        owners, _ = self._books(memory)
-        held = owners >= 0
-        if self.placer.grid is not None and bool(held.all(dim=1).any()):
-            return None
+    ) -> KeyPosterior:
+        """q(y|.) of samples that are not in this memory: a free place. Where there is none it has
+        no mass, and costs infinitely much."""
+        held = self._books(memory)[0] >= 0
         proposal = self.placer.propose(maps)
         places = self.placer.vacant(proposal, held, maps.shape[1], generator)
         unwritten = torch.zeros(maps.shape[:2], dtype=torch.bool, device=maps.device)
         empty = (~held).sum(dim=1).float()
-        return self.placer.posterior(places, proposal, unwritten, empty)
+        keys = self.placer.posterior(places, proposal, unwritten, empty)
+        if isinstance(keys, ConfinedNormal):
+            keys = replace(keys, mass=keys.mass * (empty > 0)[:, None])
+        return keys
 
     @torch.no_grad()
     def address(
@@ -284,20 +295,16 @@ class KanervaHeap(MemoryModel):
         is decided at posterior means, before any sample is drawn: so it remains a bound."""
         episode, map = self.as_pixels(images), self.as_maps(memory, images)
         maps = self.encoder(episode)
-        options = [self.keys_elsewhere(memory, maps, generator)]
-        if bool((self._books(memory)[0] >= 0).any(dim=1).all()):
-            slots = self.address(memory, images).slots
-            options.append(self.keys_at(memory, slots, maps))
-        keys = [option for option in options if option is not None]
-        means = [self.terms(episode, maps, map, q, sample=False).nll_nats for q in keys]
-        scored = [
-            self.terms(episode, maps, map, q, sample=sample, generator=generator) for q in keys
-        ]
-        chosen = scored[0]
-        if len(keys) == 2:
-            first = means[0] <= means[1]
-            both = zip(vars(scored[0]).values(), vars(scored[1]).values(), strict=True)
-            chosen = ElboTerms(*[torch.where(first, a, b) for a, b in both])
+        nowhere = self.keys_elsewhere(memory, maps, generator)
+        best = self.keys_at(memory, self.address(memory, images).slots, maps)
+        means, drawn = [], []
+        for keys in (nowhere, best):
+            means.append(self.terms(episode, maps, map, keys, sample=False).nll_nats)
+            terms = self.terms(episode, maps, map, keys, sample=sample, generator=generator)
+            drawn.append(vars(terms).values())
+        holds_nothing = (self._books(memory)[0] < 0).all(dim=1, keepdim=True)
+        first = (means[0] < means[1]) | holds_nothing
+        chosen = ElboTerms(*[torch.where(first, *pair) for pair in zip(*drawn, strict=True)])
         return chosen if images.ndim == 5 else chosen[0]
 
     @torch.no_grad()
@@ -336,11 +343,10 @@ class KanervaHeap(MemoryModel):
         maps, picture = self.as_maps(memory, cue), self.as_episodes(cue)
         pictures = []
         for step in range(steps):
-            held = self.address(
-                memory,
-                picture if cue.ndim == 5 else picture[0],
-                observed=None if step else observed,
-            )
+            told = None if step else observed
+            held = self.address(memory, picture if cue.ndim == 5 else picture[0], observed=told)
+            if told is not None:  # q(y|.) too sees visible pixels only
+                picture = picture * (told if told.ndim == 4 else told[None])[:, :, None]
             keys = self.keys_at(memory, held.slots, self.encoder(picture))
             y = keys.sample(generator) if sample else keys.mean
             reading = self.readout(self.placer.read(maps, y), sample=sample, generator=generator)
@@ -363,6 +369,8 @@ class KanervaHeap(MemoryModel):
 
         `near=(key, spread)` draws keys around one instead: y + spread * noise (§4.1.1).
         """
+        if num_samples < 1:
+            raise UserError(f"num_samples must be at least 1, got {num_samples}")
         lead = memory.map.shape[:1] if memory.is_batch else ()
         shape = (*lead, num_samples, 2)
         keys = torch.randn(shape, generator=generator, device=self.device)
@@ -442,28 +450,24 @@ class KanervaHeap(MemoryModel):
         batch, length = episode.shape[:2]
         if length < 2:
             raise UserError(f"leaving one image out needs an episode of at least 2, got {length}")
+        self.placer.check_room(length)
         maps = self.encoder(episode)
+        alone = maps.flatten(0, 1)[:, None]  # (B T, 1, ...): each image as its own episode
+        others = torch.arange(length - 1, device=maps.device).expand(length, -1)
+        others = others + (others >= torch.arange(length, device=maps.device)[:, None])
+        blocks = self._blocks(maps)[:, others].flatten(0, 1)  # (B T, T - 1, ...)
         proposal = self.placer.propose(maps)
-        places = self.placer.place(proposal, batch, length, maps.device, generator)
-        blocks = self.writer(maps).float()
-        whole = self.placer.paste(blocks, places)
-        one = torch.eye(length, device=maps.device)  # row t: image t alone
-        without = torch.stack(
-            [
-                whole - self.placer.paste(blocks * row[None, :, None, None, None], places)
-                for row in one
-            ],
-            dim=1,
-        )
-        unwritten = torch.zeros(batch, length, dtype=torch.bool, device=maps.device)
-        empty = torch.full((batch,), self.config.memory.capacity - length + 1.0, device=maps.device)
-        keys = self.placer.posterior(places, proposal, unwritten, empty)
-        alone = _each_alone(keys)
+        rest = None
+        if proposal is not None:
+            parts = {k: v[:, others].flatten(0, 1) for k, v in vars(proposal).items()}
+            rest = replace(proposal, **parts)
+        places = self.placer.place(rest, len(blocks), length - 1, maps.device, generator)
+        memory = self._fill(self.empty(len(blocks)), blocks, places)
         terms = self.terms(
             episode.flatten(0, 1)[:, None],
-            maps.flatten(0, 1)[:, None],
-            self.settled(without.flatten(0, 1)),
             alone,
+            self.settled(memory.map),
+            self.keys_elsewhere(memory, alone, generator),
             generator=generator,
         )
         shape = (batch, length) if images.ndim == 5 else (length,)
@@ -480,6 +484,16 @@ class KanervaHeap(MemoryModel):
 
     # The books
 
+    def as_maps(self, memory: Memory, images: Images | None = None) -> MemoryMap:
+        """Check that a memory fits this model: its map, and its slots."""
+        maps = super().as_maps(memory, images)
+        if memory.slots is not None and memory.capacity != self.config.memory.capacity:
+            raise UserError(
+                f"this model's memories have {self.config.memory.capacity} places, got one of "
+                f"{memory.capacity}"
+            )
+        return maps
+
     def _books(self, memory: Memory) -> tuple[Int[Tensor, "B slots"], Float[Tensor, "B slots 2"]]:
         if memory.slots is None:
             raise UserError("this memory has no slots: it was written by another kind of model")
@@ -493,9 +507,3 @@ class KanervaHeap(MemoryModel):
         if not bool(matches.any(dim=-1).all()) or bool((handles < 0).any()):
             raise UserError("a handle given is not held by this memory")
         return matches.int().argmax(dim=-1)
-
-
-def _each_alone(keys: KeyPosterior) -> KeyPosterior:
-    """Key posteriors of (B, T) samples as those of B T episodes of one."""
-    parts = {name: value.flatten(0, 1)[:, None] for name, value in vars(keys).items()}
-    return replace(keys, **parts)
