@@ -8,7 +8,7 @@ RUN := runs/demo
 .PHONY: help setup demo test docs lint format clean
 
 help:
-	@echo "make demo       train on glyphs (about three minutes), evaluate, draw pictures"
+	@echo "make demo       train on glyphs (about two minutes), evaluate, draw a memory, recall from it"
 	@echo "make test       the whole suite, ruff, basedpyright, shape checks"
 	@echo "make docs       rewrite the figures in README and RESULTS from the records"
 	@echo "make setup      .venv with everything installed"
@@ -30,8 +30,8 @@ demo: setup
 	$(BIN)/kanerva train --preset glyphs --run $(RUN)
 	$(BIN)/kanerva evaluate $(RUN)
 	@printf '\npictures:\n%s\n' $(RUN)/reconstructions.png
-	@$(BIN)/kanerva generate $(RUN)
-	@$(BIN)/kanerva recall $(RUN)
+	@$(BIN)/kanerva memory $(RUN)
+	@$(BIN)/kanerva recall $(RUN) --cue lower_half_hidden --steps 1
 	@printf '\nnext: . $(BIN)/activate, then the README\n'
 
 test: setup lint

@@ -102,7 +102,8 @@ from kanerva.models import build
 from kanerva.presets import preset
 
 torch.manual_seed(0)
-model, images = build(preset("glyphs", "kpp-paper").model_config()).eval(), torch.ones(1, 4, 1, 28, 28)
+model = build(preset("glyphs", "kpp-paper").model_config()).eval()
+images = torch.ones(1, 4, 1, 28, 28)
 plain = model.elbo(images, sample=False)
 with torch.autocast("cpu", dtype=torch.bfloat16):
     mixed = model.elbo(images, sample=False)
