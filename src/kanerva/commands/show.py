@@ -115,11 +115,9 @@ def recall(argv: list[str]) -> int:
     if steps > 1:
         parts.append((f"step {steps}", recalled[-1]))
     save_picture(sheet(parts, columns=min(len(images), 16)), options, "recall.png")
-    first, last, before = ((p - images).square().mean() for p in (recalled[0], recalled[-1], cue))
-    print(
-        f"mean squared pixel error against what was written: cue {before:.4f}, "
-        f"step 1 {first:.4f}, step {steps} {last:.4f}"
-    )
+    shown = [("cue", cue), *((f"step {n}", recalled[n - 1]) for n in sorted({1, steps}))]
+    errors = [f"{name} {(p - images).square().mean():.4f}" for name, p in shown]
+    print(f"mean squared pixel error against what was written: {', '.join(errors)}")
     return 0
 
 
