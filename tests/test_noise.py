@@ -7,6 +7,7 @@ from kanerva.evaluation.noise import (
     CUES,
     lower_half_hidden,
     make_cue,
+    observed,
     poisson,
     salt_pepper,
     speckle,
@@ -49,3 +50,17 @@ def test_cues_repeat_and_stay_on_the_range_of_pixels(name: str):
     assert cue.shape == images.shape and 0 <= cue.min() and cue.max() <= 1
     assert torch.equal(cue, make_cue(name, images, stream("t")))
     assert (name == "clean") == torch.equal(cue, images)
+
+
+@pytest.mark.parametrize("name", sorted(CUES))
+def test_what_a_cue_no_longer_shows_is_said(name: str):
+    """Where a pixel is not observed, the cue does not depend on it; where it is hidden, say so."""
+    images = torch.rand(2, 3, 1, 9, 6)
+    seen = observed(name, images)
+    if name != "lower_half_hidden":
+        assert seen is None
+        return
+    assert seen is not None and seen.shape == (2, 3, 9, 6) and seen.sum() == 2 * 3 * 4 * 6
+    hidden = torch.where(seen[:, :, None] == 0, 1 - images, images)
+    a, b = (make_cue(name, x, torch.Generator().manual_seed(0)) for x in (images, hidden))
+    assert torch.equal(a, b) and torch.equal(a * seen[:, :, None], images * seen[:, :, None])

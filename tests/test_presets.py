@@ -1,0 +1,44 @@
+"""Presets: one for each data set, model and setting; `kpp` is what one gets without asking."""
+
+import pytest
+
+from kanerva.errors import UserError
+from kanerva.models import KanervaHeap, KanervaPlusPlus, build
+from kanerva.presets import PRESETS, preset
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS))
+def test_the_default_is_the_store(name: str):
+    run = preset(name)
+    assert (run.model, run.variant) == ("kpp", "store") and run == preset(name, "kpp", "store")
+    assert run.memory.shape == (3, 64, 64) and run.memory.read == "hard"
+    assert run.episode_length <= run.memory.capacity
+    assert run.data.set == preset(name, "kpp-paper").data.set == name
+    assert isinstance(build(run.model_config()), KanervaHeap)
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS))
+def test_generate_keeps_no_more_floats_than_store(name: str):
+    run = preset(name, variant="generate")
+    assert run.memory.placement == "transport" and run.memory.read == "soft"
+    assert run.memory.channels * run.memory.size**2 <= 3 * 64 * 64
+
+
+def test_the_printed_model_is_as_printed():
+    run = preset("mnist", "kpp-paper")
+    assert run.variant is None and run.memory.reads == 2 and run.optim.optimiser == "lars_adam"
+    assert isinstance(build(run.model_config()), KanervaPlusPlus)
+
+
+@pytest.mark.parametrize(
+    "names, complaint",
+    [
+        (("mnsit",), "mnsit"),
+        (("mnist", "gpt"), "gpt"),
+        (("mnist", "kpp", "shop"), "shop"),
+        (("mnist", "kpp-paper", "store"), "no variants"),
+    ],
+)
+def test_a_typo_is_named(names: tuple[str, ...], complaint: str):
+    with pytest.raises(UserError, match=complaint):
+        preset(*names)
