@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 from kanerva.config import RunConfig
 from kanerva.errors import NumbersWentBad, UserError
+from kanerva.presets import preset
 from kanerva.training import loop
 from kanerva.training.loop import train
 from kanerva.training.step import StepResult
@@ -53,6 +54,32 @@ def test_a_run_leaves_what_the_design_lists(tmp_path: Path, small_run: RunConfig
 def test_training_lowers_the_bound(tmp_path: Path, small_run: RunConfig, mnist_root: Path):
     train(replace(small_run, steps=60, validate_every=20), tmp_path / "run", data_root=mnist_root)
     found = [float(r["nll"]) for r in rows(tmp_path / "run") if r["split"] == "validation"]
+    assert found[-1] < found[0] - 20
+
+
+@pytest.mark.parametrize("variant", ["store", "generate"])
+def test_kpp_learns_and_resumes_to_the_same_weights(tmp_path: Path, mnist_root: Path, variant: str):
+    """Deals, unwritten samples, block noise, averaged weights: all from the step's own stream."""
+    start = preset("mnist", variant=variant)
+    config = replace(
+        start,
+        encoder=replace(start.encoder, width=8, depth=1),
+        memory=replace(start.memory, noise=0.1),
+        decoder=replace(start.decoder, base=16, depth=1),
+        readout=replace(start.readout, prior_width=8),
+        episode_length=8,
+        batch=4,
+        steps=24,
+        validate_every=8,
+        validate_episodes=4,
+    )
+    whole, pieces = tmp_path / "whole", tmp_path / "pieces"
+    train(config, whole, data_root=mnist_root)
+    for _ in range(3):
+        train(config, pieces, minutes=1e-9, resume=True, data_root=mnist_root)
+    assert train(config, pieces, resume=True, data_root=mnist_root).step == 24
+    assert_same_weights(whole, pieces)
+    found = [float(r["nll"]) for r in rows(whole) if r["split"] == "validation"]
     assert found[-1] < found[0] - 20
 
 
