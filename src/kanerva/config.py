@@ -76,7 +76,7 @@ class MemoryConfig:
     capacity: int = 36  # kpp, ours: blocks there is room for; a grid of cells
     unwritten: float = 0.0  # kpp, ours: share of each training episode not written; 1: a VAE
     noise: float = 0.0  # kpp, ours: of blocks while training, as a share of their range [-1, 1]
-    locality: float = 0.0  # kpp, ours: weight of the loss that puts like beside like
+    locality: float = 0.0  # kpp, ours: weight of the loss that alone trains transport's keys
 
     def __post_init__(self) -> None:
         _positive(self, "channels", "size", "reads", "block", "base", "capacity")
@@ -248,6 +248,11 @@ class RunConfig(ModelConfig):
         _positive(self, "validate_episodes")
         if self.steps is not None:
             _positive(self, "steps")
+        if self.model == "kpp" and self.episode_length > self.memory.capacity:
+            raise UserError(
+                f"episode_length={self.episode_length} images do not fit into a memory of "
+                f"memory.capacity={self.memory.capacity} blocks"
+            )
         if self.episode_length * self.batch < 2:
             raise UserError("a step of one image is too few for batch statistics: raise batch")
 
@@ -256,28 +261,12 @@ class RunConfig(ModelConfig):
         return ModelConfig(**{f.name: getattr(self, f.name) for f in fields(ModelConfig)})
 
     def config_hash(self) -> str:
-        """Names what was trained, whatever the seed, the folder of data and the logging.
-
-        Only what differs from the defaults enters: a new option leaves old names as they are.
-        """
+        """Names what was trained, whatever the seed, the folder of data and the logging."""
         content = to_dict(self)
         for name in ("seed", "log_every", "preset", "variant"):
             del content[name]
         del content["data"]["folder"]
-        content = _changed(content, to_dict(RunConfig()))
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _changed(content: dict[str, Any], default: dict[str, Any]) -> dict[str, Any]:
-    """What of some nested options differs from the default."""
-    found: dict[str, Any] = {}
-    for key, value in content.items():
-        if isinstance(value, dict):
-            if inner := _changed(value, default[key]):
-                found[key] = inner
-        elif value != default[key]:
-            found[key] = value
-    return found
 
 
 C = TypeVar("C")

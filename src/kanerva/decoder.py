@@ -5,6 +5,7 @@ from math import ceil
 from torch import nn
 
 from kanerva.config import DecoderConfig, ReadoutConfig
+from kanerva.encoder import quarter
 from kanerva.layers.evonorm import EvoNormS0
 from kanerva.layers.residual import residual_stack
 from kanerva.shapes import DecoderOutput, Readout
@@ -50,7 +51,7 @@ class SpatialDecoder(nn.Module):
     ) -> None:
         super().__init__()
         self.height, self.width, base = height, width, config.base
-        self.size, self.side = readout.size, (-(-height // 4), -(-width // 4))
+        self.size, self.side = readout.size, (quarter(height), quarter(width))
         if readout.size:
             self.from_global = nn.Linear(readout.size, base * self.side[0] * self.side[1])
         if readout.channels:

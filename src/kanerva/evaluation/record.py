@@ -59,9 +59,10 @@ def evaluate(
     config, facts = read_run_config(run), training_facts(run)
     if model.config != config.model_config():
         raise UserError(f"{run / 'config.yaml'} does not describe the checkpoint: one was altered")
+    own = (config.episode_length, config.memory)
     if elsewhere is not None:
         config, model = elsewhere.moved(config, model)
-    model.memory_dtype = memory_dtype
+    model.memory_dtype, kept = memory_dtype, model.memory_dtype
     images = load_split(config, split, data_root)
     scored = fixed_episodes(config, images, model.device)
     limit = len(scored) if episodes is None else min(episodes, len(scored))
@@ -85,6 +86,7 @@ def evaluate(
         "T": config.episode_length,
         "K": config.memory.reads,
         "memory": memory_size(config, memory_dtype),
+        "elsewhere": (config.episode_length, config.memory) != own,
         "z_shape": z_shape(config),
         "binarization": config.data.binarization,
         "image": list(config.image),
@@ -110,9 +112,11 @@ def evaluate(
             second = fixed_episodes(config, images, model.device, how)
             found = bound(model, second, limit=limit, title=how)
             record["other_binarizations"][how] = as_entry(found, config)
+    flop = flop_per_image(model, config)
+    model.memory_dtype = kept
     return record | facts | {
         "params": sum(p.numel() for p in model.parameters()),
-        "flop_per_image": flop_per_image(model, config),
+        "flop_per_image": flop,
         "split_hash": scored.fingerprint(limit),
         "config_hash": config.config_hash(),
         "commit": commit(),
@@ -189,9 +193,14 @@ def record_name(record: dict[str, Any]) -> str:
 
 
 def run_record_name(record: dict[str, Any]) -> str:
-    """What a record is called in its run folder: a quick look never replaces the full figure."""
+    """What a record is called in its run folder: a quick look, fewer bits or another memory never
+    replace the full figure."""
     split = "" if record["split"] == "test" else f"-{record['split']}"
-    return f"evaluation{split}{'-partial' if record['partial'] else ''}.json"
+    memory = record["memory"]
+    other = "" if memory["dtype"] == "float32" else f"-{memory['dtype']}"
+    if record["elsewhere"]:
+        other += f"-T{record['T']}-side{memory['shape'][-1]}"
+    return f"evaluation{split}{other}{'-partial' if record['partial'] else ''}.json"
 
 
 def file_record(record: dict[str, Any], results: Path) -> Path:
@@ -201,6 +210,8 @@ def file_record(record: dict[str, Any], results: Path) -> Path:
         there = read_record(path)
         if there["config_hash"] != record["config_hash"]:
             raise UserError(f"{path} is of another configuration: give this one a --variant name")
+        if there["memory"] != record["memory"]:
+            raise UserError(f"{path} is of another memory: give this one a --variant name")
         if record["partial"] and not there["partial"]:
             raise UserError(f"{path} is of the whole split; a part does not replace it")
     write_record(record, path)

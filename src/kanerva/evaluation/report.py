@@ -87,16 +87,21 @@ def sizes(records: list[dict[str, Any]]) -> str:
 
 
 def keys(records: list[dict[str, Any]]) -> str:
-    """What keys are worth: the bound, its controls, familiarity and places."""
-    head = "variant,bound,KL z,KL y,left_out,other,zeroed,permuted,AUROC,like/all"
+    """What keys are worth: the bound and its memory, then, on n images, the bound again (`own`),
+    its controls, familiarity and places."""
+    head = (
+        "variant,T,floats,bits,bound,KL z,KL y,n,own,left_out,other,zeroed,permuted,AUROC,like/all"
+    )
     rows = [list[str](head.split(","))]
-    for r in sorted(records, key=lambda r: r["bound"]["nll_nats"]):
-        tried = [r["controls"].get(name) for name in CONTROLS[1:]]
-        known, places = r.get("familiarity"), r.get("places")
+    for r in sorted(records, key=lambda r: (r["preset"], r["bound"]["nll_nats"])):
+        tried = [r["controls"].get(name) for name in CONTROLS]
+        known, places, memory = r.get("familiarity"), r.get("places"), r["memory"]
         rows.append(
-            [f"{r['preset']} {r['variant'] or r['model']}"]
+            [f"{r['preset']} {r['model']}{'-' + r['variant'] if r['variant'] else ''}"]
+            + [str(r["T"]), f"{memory['floats_per_image']:.4g}", f"{memory['bits_per_image']:.5g}"]
             + [f"{r['bound'][key]:.2f}" for key in ("nll_nats", "kl_z", "kl_y")]
-            + ["-" if entry is None else f"{entry['nll_nats']:.2f}" for entry in tried]
+            + [str(r["controls"]["n_images"])]
+            + ["-" if entry is None else f"{entry['nll_nats']:.1f}" for entry in tried]
             + ["-" if known is None else f"{known['auroc']:.4f}"]
             + ["-" if places is None else f"{places['ratio']:.3f}"]
         )
@@ -105,14 +110,15 @@ def keys(records: list[dict[str, Any]]) -> str:
 
 def samples(records: list[dict[str, Any]]) -> str:
     """Distance to the nearest written image, and greyness, of samples and of what is real."""
-    names = ["recalled", "perturbed_0.1", "perturbed_0.5", "samples", "unwritten"]
-    rows: list[list[str]] = [["variant", "", *names]]
+    named = [name for name in records[0]["generation"] if name.endswith("_nearest")]
+    names = [name.removesuffix("_nearest") for name in named]
+    rows = [["variant", "n", "", *names]]
     for r in records:
         for what in ("nearest", "grey"):
             made = r["generation"]
-            rows.append([f"{r['preset']} {r['variant']}", what])
+            rows.append([f"{r['preset']} {r['variant']}", str(made["n"]), what])
             rows[-1] += [f"{made[f'{name}_{what}']:.3f}" for name in names]
-    return columns(rows, left=2)
+    return columns(rows, left=1)
 
 
 def compare(records: list[dict[str, Any]]) -> str:

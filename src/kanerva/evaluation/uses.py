@@ -6,13 +6,14 @@ Only for models that place blocks (`kpp`); each function returns a plain entry o
 import math
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from kanerva.data.episodes import FixedEpisodes
-from kanerva.distributions import as_normal
+from kanerva.distributions import as_normal, as_uniform
 from kanerva.evaluation.bound import Chunk, chunks
 from kanerva.evaluation.controls import other_episode
+from kanerva.memory.heap import Memory
 from kanerva.models.kanerva_heap import KanervaHeap
 from kanerva.seeding import stream
 from kanerva.shapes import Episode
@@ -97,9 +98,10 @@ def generation(model: KanervaHeap, episodes: FixedEpisodes, images: int) -> dict
     """Samples beside what was written: how far the nearest written image is (root mean square
     over pixels) and how grey they are (mean of 4 p (1 - p): 0 black and white, 1 all grey).
 
-    `samples` are random keys, `perturbed` keys a little off those of written images, `recalled`
-    what a memory gives back, `unwritten` real images of another episode. Samples as near as what
-    is recalled would be replay; far and grey ones mush.
+    Samples at random keys count by where the key falls: `held`, nearest to a place where a block
+    lies, or `free`. `perturbed` are keys a little off those of written images, `recalled` what a
+    memory gives back. To compare with: `vae`, samples of an empty memory; `crossfade`, two written
+    images half and half; `unwritten`, real images of another episode.
     """
     others = partners(episodes, images)
     if others is None:
@@ -110,18 +112,42 @@ def generation(model: KanervaHeap, episodes: FixedEpisodes, images: int) -> dict
         memory = model.write(written, generator=chunk.generator)
         noise = stream("generate", chunk.start, device=model.device)
         keys = as_normal(memory.places)
+        random = torch.randn(*keys.shape[:1], length, 2, generator=noise, device=keys.device)
+        drawn = model.generate_at(memory, random, generator=noise)
+        on_block = nearest_is_held(model, memory, random)
         pictures = {
-            "samples": model.generate(memory, length, generator=noise),
             "recalled": model.reconstruct(written),
+            "held": drawn[on_block],
+            "free": drawn[~on_block],
+            "vae": model.generate(model.empty(len(written)), length, generator=noise),
+            "crossfade": (written + written.roll(1, dims=1)) / 2,
             "unwritten": strangers(episodes, chunk, others),
         }
+        whose = {"held": on_block, "free": ~on_block}
         for spread in SPREADS:
             moved = keys + spread * torch.randn(keys.shape, generator=noise, device=keys.device)
             made = model.generate_at(memory, moved, generator=noise)
             pictures[f"perturbed_{spread:g}"] = made
         for name, made in pictures.items():
-            apart = torch.cdist(made.flatten(2), written.flatten(2)) / math.sqrt(made[0, 0].numel())
-            grey = (4 * made * (1 - made)).flatten(2).mean(2)
-            found.setdefault(f"{name}_nearest", []).append(apart.min(dim=2).values.flatten().cpu())
-            found.setdefault(f"{name}_grey", []).append(grey.flatten().cpu())
-    return {name: torch.cat(values).mean().item() for name, values in found.items()}
+            memories = whose.get(name, torch.ones_like(on_block)).nonzero()[:, 0]
+            flat = made.flatten(-3).flatten(0, -2)
+            for episode, one in enumerate(written.flatten(2)):
+                mine = flat[memories == episode]
+                apart = torch.cdist(mine, one) / math.sqrt(one.shape[-1])
+                found.setdefault(f"{name}_nearest", []).append(apart.min(dim=1).values.cpu())
+            found.setdefault(f"{name}_grey", []).append((4 * flat * (1 - flat)).mean(-1).cpu())
+    means = {name: torch.cat(values).mean().item() for name, values in found.items()}
+    return {"n": len(others) * episodes.episode_length} | means
+
+
+def nearest_is_held(
+    model: KanervaHeap, memory: Memory, keys: Float[Tensor, "B T 2"]
+) -> Bool[Tensor, "B T"]:
+    """Whether the place nearest to a key holds a block."""
+    assert memory.slots is not None
+    owners, points = memory.slots.owners, memory.slots.points
+    if model.placer.grid is not None:
+        return owners.gather(1, model.placer.grid.cell_of(as_uniform(keys))) >= 0
+    reach = model.placer.block[0] / model.config.memory.size
+    apart = (as_uniform(keys)[:, :, None] - points[:, None]).abs().amax(-1)
+    return (apart.masked_fill((owners < 0)[:, None], torch.inf) < reach).any(-1)

@@ -221,6 +221,11 @@ class MemoryModel(
             raise UserError(
                 f"this model's memories are {expected}, got {tuple(memory.map.shape[-3:])}"
             )
+        if memory.map.device != self.device:
+            raise UserError(
+                f"the memory is on {memory.map.device}, the model on {self.device}: "
+                "memory.to(model.device)"
+            )
         if images is not None:
             mine = memory.map.shape[0] if memory.is_batch else None
             theirs = images.shape[0] if images.ndim == 5 else None

@@ -76,7 +76,7 @@ class KanervaHeap(MemoryModel):
         images: Images,
         memory: Memory | None = None,
         *,
-        handles: Int[Tensor, "*B T"] | None = None,
+        handles: Int[Tensor, "*B T"] | list[int] | None = None,
         sample: bool = True,
         generator: torch.Generator | None = None,
     ) -> ElboTerms:
@@ -93,10 +93,11 @@ class KanervaHeap(MemoryModel):
             map, keys = self.write_episode(maps, generator)
         elif handles is not None:
             map = self.as_maps(memory, images)
-            at = handles if handles.ndim == 2 else handles[None]
+            at = torch.as_tensor(handles, device=self.device).view(-1, images.shape[-4])
             keys = self.keys_at(memory, self._slots_of(memory, at), maps)
         else:
-            return self._elbo_by_content(images, memory, sample, generator)
+            terms = self._by_content(images, episode, maps, memory, sample, generator)
+            return terms if images.ndim == 5 else terms[0]
         terms = self.terms(episode, maps, map, keys, sample=sample, generator=generator)
         return terms if images.ndim == 5 else terms[0]
 
@@ -149,7 +150,9 @@ class KanervaHeap(MemoryModel):
         proposal = proposal or self.placer.propose(maps)
         places = self.placer.place(proposal, batch, length, maps.device, generator)
         share = self.config.memory.unwritten
-        left = round(share * length) if self.training or share == 1 else 0
+        left = round(share * length) or int(0 < share and length > 1)
+        if not self.training and share < 1:
+            left = 0
         written = torch.arange(length, device=maps.device).expand(batch, -1) < length - left
         memory = self.placer.paste(self._blocks(maps) * written[..., None, None, None], places)
         empty = self.config.memory.capacity - written.sum(dim=1).float()
@@ -273,6 +276,11 @@ class KanervaHeap(MemoryModel):
         owners, points = self._books(memory)
         pictures = self.decoder(self._predicted(maps, as_normal(points)))
         if observed is not None:
+            if observed.shape != (*cue.shape[:-3], *cue.shape[-2:]):
+                raise UserError(
+                    f"observed says 1 or 0 for each pixel of each cue, {tuple(cue.shape)} without "
+                    f"its channels; got {tuple(observed.shape)}"
+                )
             observed = observed if observed.ndim == 4 else observed[None]
         found = []
         for t in range(episode.shape[1]):
@@ -288,13 +296,18 @@ class KanervaHeap(MemoryModel):
         """The readout that a read at these keys leads one to expect."""
         return self.readout(self.placer.read(memory, keys), sample=False).readout
 
-    def _elbo_by_content(
-        self, images: Images, memory: Memory, sample: bool, generator: torch.Generator | None
+    def _by_content(
+        self,
+        images: Images,
+        episode: Episode,
+        maps: FeatureMaps,
+        memory: Memory,
+        sample: bool,
+        generator: torch.Generator | None,
     ) -> ElboTerms:
         """The bound where an image may lie anywhere, or nowhere, in the memory. Which of the two
         is decided at posterior means, before any sample is drawn: so it remains a bound."""
-        episode, map = self.as_pixels(images), self.as_maps(memory, images)
-        maps = self.encoder(episode)
+        map = self.as_maps(memory, images)
         nowhere = self.keys_elsewhere(memory, maps, generator)
         best = self.keys_at(memory, self.address(memory, images).slots, maps)
         means, drawn = [], []
@@ -304,15 +317,14 @@ class KanervaHeap(MemoryModel):
             drawn.append(vars(terms).values())
         holds_nothing = (self._books(memory)[0] < 0).all(dim=1, keepdim=True)
         first = (means[0] < means[1]) | holds_nothing
-        chosen = ElboTerms(*[torch.where(first, *pair) for pair in zip(*drawn, strict=True)])
-        return chosen if images.ndim == 5 else chosen[0]
+        return ElboTerms(*[torch.where(first, *pair) for pair in zip(*drawn, strict=True)])
 
     @torch.no_grad()
     def familiarity(self, memory: Memory, images: Images) -> PerImage:
         """How much better the best block held explains an image than no block does: nats.
 
-        Large for what was written, negative for what was not: ln p(x | best block) less the bound
-        on ln p(x) that an empty place gives.
+        Large for what was written, negative for what was not: ln p(x | best block) less what an
+        empty place gives, both at means: a score, not a bound.
         """
         episode, maps = self.as_episodes(images), self.encoder(self.as_episodes(images))
         best = self.address(memory, images).log_likelihood.max(dim=-1).values
@@ -375,6 +387,8 @@ class KanervaHeap(MemoryModel):
         shape = (*lead, num_samples, 2)
         keys = torch.randn(shape, generator=generator, device=self.device)
         if near is not None:
+            if tuple(near[0].shape) != self.key_shape:
+                raise UserError(f"a key is {self.key_shape}, got {tuple(near[0].shape)}")
             keys = near[0].to(self.device) + near[1] * keys
         return self.generate_at(memory, keys, generator=generator)
 
@@ -399,7 +413,7 @@ class KanervaHeap(MemoryModel):
 
     def _with_keys(self, memory: Memory, keys: Float[Tensor, "*B T 2"]) -> tuple[MemoryMap, Points]:
         maps, keys = self.as_maps(memory), keys if keys.ndim == 3 else keys[None]
-        if len(keys) != len(maps):
+        if keys.ndim != 3 or len(keys) != len(maps) or keys.shape[-1] != 2:
             raise UserError(f"keys {tuple(keys.shape)} do not fit memory {tuple(maps.shape)}")
         return maps, keys
 
