@@ -20,7 +20,8 @@ from kanerva.runs import fixed_episodes, load_split, read_run_config
 
 def main(run: str = "runs/demo", picture: str = "malloc_and_free.png") -> float:
     model = kanerva.load(run)
-    assert isinstance(model, KanervaHeap), f"{run} has no blocks to free: train the default model"
+    if not isinstance(model, KanervaHeap) or model.placer.grid is None:
+        raise SystemExit(f"{run} has no cells to free: train the default model")
     config = read_run_config(Path(run))
     episodes = fixed_episodes(config, load_split(config, "test", None), model.device)
     images = episodes.batch(0, 2).images.flatten(0, 1)
@@ -37,9 +38,22 @@ def main(run: str = "runs/demo", picture: str = "malloc_and_free.png") -> float:
     print(f"handles {again.handles}")
     print(f"largest change of a survivor's pixels: {change:g}")
 
+    cells = (model.placer.grid.rows, model.placer.grid.columns)
     frames = [
-        map_with_thumbnails(memory.to_image(), memory.places, images[memory.handles], side=380)
-        for memory in (whole, half, again)
+        map_with_thumbnails(
+            memory.to_image(),
+            memory.places,
+            images[memory.handles],
+            memory.handles,
+            cells=cells,
+            title=title,
+            side=380,
+        )
+        for memory, title in (
+            (whole, "24 images written"),
+            (half, "every other one freed"),
+            (again, "12 others appended: handles 24 to 35"),
+        )
     ]
     sheet = Image.new("RGB", (frames[0].width, sum(frame.height for frame in frames)), "white")
     for index, frame in enumerate(frames):

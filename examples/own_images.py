@@ -38,7 +38,7 @@ def draw_folder(folder: Path, count: int = 400) -> Path:
     return folder
 
 
-def main(folder: Path | None = None, steps: int = 150, work: Path | None = None) -> Path:
+def main(folder: Path | None = None, steps: int = 300, work: Path | None = None) -> Path:
     work = work or Path(tempfile.mkdtemp(prefix="kanerva-"))
     folder = folder or draw_folder(work / "drawings")
     start = preset("images")
@@ -70,12 +70,13 @@ def main(folder: Path | None = None, steps: int = 150, work: Path | None = None)
     rows = [("written", images), ("cue", cue), ("read back", recalled[-1])]
     sheet(rows, columns=8).save(picture)
     print(f"bound: {model.elbo(images).nll_nats.mean():.0f} nats per image\n{picture}")
+    print(f"after {steps} steps: shapes and places first, colours take some thousands (--steps)")
     return picture
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path, nargs="?")
-    parser.add_argument("--steps", type=int, default=150)
+    parser.add_argument("--steps", type=int, default=300)
     options = parser.parse_args()
     main(options.folder, options.steps)

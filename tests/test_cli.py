@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import os
 import signal
 import subprocess
@@ -113,7 +114,9 @@ def test_pictures_are_drawn_from_test_data_and_from_files(trained: Path, capsys)
         with Image.open(path) as picture:
             assert picture.width > 50 and picture.height > 50
     assert kanerva.Memory.load("m.safetensors").map.shape == (3, 16, 16)
-    assert Path("mine.png").read_bytes() == Path("again.png").read_bytes()
+    below = (0, 30, 200, 200)  # the first label names what was written, or what is asked for
+    mine, again = (Image.open(f"{name}.png").crop(below).tobytes() for name in ("mine", "again"))
+    assert mine == again
 
 
 def test_evaluate_options_reach_the_record(trained: Path, mnist_root: Path):
@@ -123,6 +126,35 @@ def test_evaluate_options_reach_the_record(trained: Path, mnist_root: Path):
     assert record["split"] == "validation" and record["partial"] and record["n_images"] == 16
     assert record["controls"]["n_images"] == 8 and record["variant"] == "wide"
     assert (trained / "evaluation-validation-partial.json").is_file()
+
+
+def test_fewer_bits_or_another_memory_never_replace_a_runs_own_record(
+    trained: Path, capsys: pytest.CaptureFixture[str]
+):
+    part = ["evaluate", str(trained), "--episodes", "3", "--controls", "8"]
+    file = ["--variant", "bits", "--results", "results"]
+    assert main([*part, *file]) == 0
+    own = (trained / "evaluation-partial.json").read_text()
+    assert main([*part, "--memory-dtype", "int4"]) == 0
+    assert main([*part, "--episode-length", "12", "--size", "32", "--capacity", "256"]) == 0
+    assert (trained / "evaluation-partial.json").read_text() == own
+    rounded = json.loads((trained / "evaluation-int4-partial.json").read_text())
+    moved = json.loads((trained / "evaluation-T12-side32-partial.json").read_text())
+    assert rounded["memory"]["bits_per_image"] == (3 * 16 * 16 * 4 + 32) / 8
+    assert moved["memory"]["floats_per_image"] == 3 * 32 * 32 / 12
+    assert moved["bound"]["kl_y"] == pytest.approx(math.log(256))
+    assert rounded["bound"]["nll_nats"] != json.loads(own)["bound"]["nll_nats"]
+    capsys.readouterr()
+    assert "another memory" in complaint(capsys, *part, *file, "--memory-dtype", "int8")
+
+
+def test_a_memory_is_drawn_without_what_was_freed(trained: Path, capsys):
+    assert main(["memory", str(trained), "--free", "[1,2]"]) == 0
+    path, said = capsys.readouterr().out.splitlines()
+    assert said == "6 of 36 blocks held; handles 0, 3, 4, 5, 6, 7"
+    with Image.open(path) as picture:
+        assert picture.width > picture.height > 600
+    assert "handle 9 is not held" in complaint(capsys, "memory", str(trained), "--free", "[9]")
 
 
 def test_seed_and_spread_change_what_is_generated(trained: Path):
@@ -165,6 +197,7 @@ def test_every_verb_has_help(verb: str, capsys: pytest.CaptureFixture[str]):
         (["train", "--preset", "mnist", "--model", "kpp-paper", "--memory.read", "hard"], "cells"),
         (["train", "--preset", "mnist", "--memory.capacity", "37"], "use 36"),
         (["train", "--preset", "mnist", "--memory.reads", "2"], "memory.reads=1"),
+        (["train", "--preset", "mnist", "--episode-length", "64"], "memory.capacity=36"),
         (["train", "--preset", "mnist", "--steps", "5", "--epochs", "2"], "--steps and --epochs"),
         (["train", "--preset", "mnist", "--steps", "0"], "steps"),
         (["train", "--preset", "mnist", "--minutes", "-1"], "--minutes"),

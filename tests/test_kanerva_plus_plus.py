@@ -444,3 +444,13 @@ def test_a_reconstruction_decodes_the_posterior_and_not_the_memory(
     with torch.no_grad():
         any_model.writer.project.weight.mul_(5)
     torch.testing.assert_close(any_model.reconstruct(images), by_hand)
+
+
+def test_it_says_what_it_cannot_do(model: KanervaPlusPlus, draw):
+    images = draw(model.config, 3)
+    memory = model.write(images)
+    for call in (lambda: model.append(memory, images), lambda: model.familiarity(memory, images)):
+        with pytest.raises(UserError, match="kpp-paper"):
+            call()
+    with pytest.raises(UserError, match="written as a whole"):
+        memory.free(0)

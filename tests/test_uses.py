@@ -16,7 +16,14 @@ from kanerva.config import (
     ReadoutConfig,
 )
 from kanerva.data import FixedEpisodes, ImageSet
-from kanerva.evaluation.uses import auroc, familiarity, generation, like_beside_like
+from kanerva.distributions import as_normal
+from kanerva.evaluation.uses import (
+    auroc,
+    familiarity,
+    generation,
+    like_beside_like,
+    nearest_is_held,
+)
 from kanerva.memory import Memory
 from kanerva.models import KanervaHeap
 
@@ -134,23 +141,42 @@ def test_familiarity_compares_each_episode_with_strangers(
 def test_replay_is_near_and_grey_is_grey(
     heap: ModelConfig, episodes: FixedEpisodes, monkeypatch: pytest.MonkeyPatch
 ):
-    """A model that replays has distance zero; one that paints grey has greyness one."""
+    """Random keys that replay lie at distance zero, greyness zero; moved keys that paint grey do
+    not; and keys count by whether a block lies where they fall."""
     model = KanervaHeap(heap).eval()
     shown: list[Tensor] = []
+    asked: list[Tensor] = []
     write = model.write
 
     def remember(images: Tensor, *, generator: torch.Generator | None = None) -> Memory:
         shown.append(images)
         return write(images, generator=generator)
 
+    def paint(memory: Memory, keys: Tensor, *, generator: torch.Generator) -> Tensor:
+        asked.append(keys)
+        moved = len(asked) > 1
+        return torch.full_like(shown[-1], 0.5) if moved else shown[-1].flip(1)
+
     monkeypatch.setattr(model, "write", remember)
-    monkeypatch.setattr(model, "generate", lambda memory, count, generator: shown[-1].flip(1))
+    monkeypatch.setattr(model, "generate_at", paint)
     monkeypatch.setattr(
-        model, "generate_at", lambda memory, keys, generator: torch.full_like(shown[-1], 0.5)
+        model, "generate", lambda memory, count, generator: torch.zeros_like(shown[-1])
     )
     found = generation(model, episodes, 40)
-    assert found["samples_nearest"] == pytest.approx(0, abs=2e-3)  # cdist rounds
-    assert found["samples_grey"] == 0
+    assert found is not None and found["n"] == 40
+    for place in ("held", "free"):
+        assert found[f"{place}_nearest"] == pytest.approx(0, abs=2e-3)  # cdist rounds
+        assert found[f"{place}_grey"] == 0
     assert found["perturbed_0.1_nearest"] == pytest.approx(0.5, abs=1e-3)
     assert found["perturbed_0.5_grey"] == 1
     assert found["unwritten_nearest"] > 0.3 and found["unwritten_grey"] == 0
+    assert found["vae_grey"] == 0 and 0 < found["crossfade_grey"] < 1
+
+
+@pytest.mark.parametrize("placement", ["transport", "normalised"])
+def test_a_key_falls_on_a_block_or_beside_it(heap: ModelConfig, placement: str):
+    memory = MemoryConfig(size=8, reads=1, block=2, placement=placement, capacity=16)
+    model = KanervaHeap(replace(heap, memory=memory)).eval()
+    held = model.write(torch.bernoulli(torch.full((2, 5, 1, 8, 8), 0.5)))
+    assert nearest_is_held(model, held, as_normal(held.places)).all()
+    assert not nearest_is_held(model, model.empty(2), as_normal(held.places)).any()

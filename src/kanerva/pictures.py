@@ -46,24 +46,40 @@ def sheet(parts: list[tuple[str, Pictures]], columns: int, scale: int = 2) -> Im
 
 
 def map_with_thumbnails(
-    memory: Image.Image, places: Float[Tensor, "n 2"], images: Pictures, side: int = 640
+    memory: Image.Image,
+    places: Float[Tensor, "n 2"],
+    images: Pictures,
+    handles: list[int],
+    *,
+    cells: tuple[int, int] | None = None,
+    title: str = "the map",
+    side: int = 640,
 ) -> Image.Image:
-    """A memory's map and, beside it, the images at their places (x, y) on [-1, 1]."""
+    """A memory's map, ruled into its (rows, columns) of cells, and beside it the images at their
+    places (x, y) on [-1, 1] with their handles."""
     margin, line = 10, 20
     canvas = Image.new("RGB", (2 * side + 3 * margin, side + line + 2 * margin), _PAPER)
     draw, font = ImageDraw.Draw(canvas), ImageFont.load_default(size=13)
     top, left = margin + line, 2 * margin + side
-    draw.text((margin, margin), "the map", fill=_INK, font=font)
-    draw.text((left, margin), "what was written, where it lies", fill=_INK, font=font)
+    draw.text((margin, margin), title, fill=_INK, font=font)
+    draw.text((left, margin), "what is held, where it lies, and its handle", fill=_INK, font=font)
     canvas.paste(memory.resize((side, side), Image.Resampling.NEAREST), (margin, top))
     draw.rectangle((left, top, left + side - 1, top + side - 1), fill=(245, 245, 245))
-    for (x, y), image in zip(places.tolist(), images, strict=True):
+    for axis, count in enumerate(cells or (1, 1)):
+        for number in range(1, count):
+            at = round(number * side / count)
+            for start in (margin, left):
+                ends = (start, top + at, start + side - 1, top + at)
+                if axis == 1:
+                    ends = (start + at, top, start + at, top + side - 1)
+                draw.line(ends, fill=_PAPER if start == margin else _RULE, width=1)
+    for (x, y), image, handle in zip(places.tolist(), images, handles, strict=True):
         small = tile(image[None], 1)
         across = round((x + 1) / 2 * side - small.width / 2)
         down = round((y + 1) / 2 * side - small.height / 2)
-        across, down = (
-            max(0, min(across, side - small.width)),
-            max(0, min(down, side - small.height)),
-        )
+        across = max(0, min(across, side - small.width))
+        down = max(0, min(down, side - small.height))
         canvas.paste(small, (left + across, top + down))
+        corner = (left + across + 5, top + down + 3)
+        draw.text(corner, str(handle), fill=(255, 190, 60), font=font)
     return canvas

@@ -111,13 +111,13 @@ def recall(argv: list[str]) -> int:
         memory.save(options["save_memory"])
     steps, seen = options["steps"], observed(options["cue"], images)
     recalled = model.recall(memory, cue, steps=steps, observed=seen)
-    parts = [("written", images), (f"cue: {options['cue']}", cue), ("step 1", recalled[0])]
-    if steps > 1:
-        parts.append((f"step {steps}", recalled[-1]))
+    asked = "asked for" if options["memory"] else "written"
+    parts = [(asked, images), (f"cue: {options['cue'].replace('_', ' ')}", cue)]
+    parts += [(f"recalled, step {n}", recalled[n - 1]) for n in sorted({1, steps})]
     save_picture(sheet(parts, columns=min(len(images), 16)), options, "recall.png")
     shown = [("cue", cue), *((f"step {n}", recalled[n - 1]) for n in sorted({1, steps}))]
     errors = [f"{name} {(p - images).square().mean():.4f}" for name, p in shown]
-    print(f"mean squared pixel error against what was written: {', '.join(errors)}")
+    print(f"mean squared pixel error against what was {asked}: {', '.join(errors)}")
     return 0
 
 
@@ -133,7 +133,16 @@ def memory(argv: list[str]) -> int:
     images = images_to_write(model, options)
     noise = stream(options["seed"], "write", device=model.device)
     held = model.write(images, generator=noise).free(*options["free"])
-    picture = map_with_thumbnails(held.to_image(), held.places, images[held.handles])
+    grid = model.placer.grid
+    picture = map_with_thumbnails(
+        held.to_image(),
+        held.places,
+        images[held.handles],
+        held.handles,
+        cells=None if grid is None else (grid.rows, grid.columns),
+        title=f"the map, {'x'.join(map(str, held.map.shape))}: colours are "
+        + ("its channels" if len(held.map) == 3 else "its three principal components"),
+    )
     save_picture(picture, options, "memory.png")
     print(
         f"{len(held)} of {held.capacity} blocks held; handles {', '.join(map(str, held.handles))}"

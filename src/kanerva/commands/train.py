@@ -21,8 +21,8 @@ EXIT = {"finished": 0, "minutes": 0, "SIGINT": 130, "SIGTERM": 143}
 def train(argv: list[str]) -> int:
     """Train a model on a preset, or go on with a run."""
     if "-h" in argv or "--help" in argv:
-        name = given(argv, "--preset")
-        make_parser(to_dict(named(name, argv)) if name else {}).print_help()
+        name = given(argv, "--preset") or "mnist"
+        make_parser(to_dict(named(name, argv))).print_help()
         return 0
     resume = "--resume" in argv
     argv = with_default_run(argv) if resume else argv
@@ -63,8 +63,8 @@ def make_parser(base: dict[str, Any]) -> Parser:
     """Every field of `RunConfig` as a flag; `base` holds the defaults."""
     parser = Parser(
         "train",
-        "Train a model on a preset, or go on with a run. Defaults shown are the paper's, or `ours` "
-        "where it gives none; `--preset NAME --help` shows a preset's.",
+        "Train a model on a preset, or go on with a run. Defaults shown are those of the preset, "
+        "model and variant given beside --help, else of mnist.",
     )
     parser.add_argument("--run", type=str | None, help="run folder (runs/PRESET-MODEL-sSEED)")
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")

@@ -37,7 +37,8 @@ def draw(records: list[dict[str, Any]]) -> Figure:
                     f"T={length}" if above else f"side {side}",
                     (x, y),
                     textcoords="offset points",
-                    xytext=(6, 5) if above else (6, -11),
+                    xytext=(6, 6) if above else (-4, -13),
+                    horizontalalignment="left" if above else "right",
                     fontsize=8,
                 )
                 if label.get_text() in named[unit]:  # the same size trained twice
@@ -53,10 +54,11 @@ def draw(records: list[dict[str, Any]]) -> Figure:
             axes.axhline(published, color="#888888", linestyle=":", linewidth=1)
             axes.annotate(
                 f"the paper, {published}",
-                (0.02, published),
+                (0.98, published),
                 xycoords=("axes fraction", "data"),
                 textcoords="offset points",
                 xytext=(0, 3),
+                horizontalalignment="right",
                 fontsize=8,
                 color="#666666",
             )
@@ -77,7 +79,7 @@ def draw(records: list[dict[str, Any]]) -> Figure:
     panels[0].plot([], [], "o", color="#555555", label="3×64×64, T varies")
     panels[0].plot([], [], "s", color="#555555", label="T = 32, side varies")
     panels[0].plot([], [], "_", color="#999999", markersize=12, label="floor, ln T")
-    panels[0].legend(fontsize=8, loc="upper right")
+    panels[0].legend(fontsize=8, loc="lower left")
     return figure
 
 

@@ -94,7 +94,9 @@ def like_beside_like(
 
 
 @torch.no_grad()
-def generation(model: KanervaHeap, episodes: FixedEpisodes, images: int) -> dict[str, float] | None:
+def generation(
+    model: KanervaHeap, episodes: FixedEpisodes, images: int
+) -> dict[str, float | int] | None:
     """Samples beside what was written: how far the nearest written image is (root mean square
     over pixels) and how grey they are (mean of 4 p (1 - p): 0 black and white, 1 all grey).
 

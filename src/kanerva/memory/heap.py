@@ -147,12 +147,20 @@ class Memory:
             raise UserError(f"handle {handle} is not held: it was freed, or never given out")
         return int(found[0, 0])
 
-    def free(self, *handles: int) -> "Memory":
+    def __repr__(self) -> str:
+        shape = "x".join(map(str, self.map.shape))
+        if self.slots is None:
+            return f"Memory({shape})"
+        held = "" if self.is_batch else f", {len(self)} of {self.capacity} blocks held"
+        return f"Memory({shape}{held})"
+
+    def free(self, *handles: int | list[int]) -> "Memory":
         """The memory without some blocks; the handles of all others stay as they are."""
         slots = self._one()
-        if len(set(handles)) != len(handles):
-            raise UserError(f"a handle is named twice: {handles}")
-        where = torch.tensor([self.slot_of(h) for h in handles], dtype=torch.long)
+        named = [h for one in handles for h in (one if isinstance(one, list) else [one])]
+        if len(set(named)) != len(named):
+            raise UserError(f"a handle is named twice: {named}")
+        where = torch.tensor([self.slot_of(h) for h in named], dtype=torch.long)
         where = where.to(self.map.device)
         if len(where) == 0:
             return self

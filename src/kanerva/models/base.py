@@ -172,6 +172,18 @@ class MemoryModel(
     @abstractmethod
     def empty(self, batch: int | None = None) -> Memory: ...
 
+    def append(
+        self, memory: Memory, images: Images, *, generator: torch.Generator | None = None
+    ) -> Memory:
+        """Write more into a memory, where a model can."""
+        raise UserError(
+            f"{self.config.model} writes its memory as a whole: nothing can be appended"
+        )
+
+    def familiarity(self, memory: Memory, images: Images) -> PerImage:
+        """Nats by which a memory knows an image, where a model can tell."""
+        raise UserError(f"{self.config.model} cannot tell what its memory holds")
+
     def settled(self, maps: Float[Tensor, "B Cm Hm Wm"]) -> Float[Tensor, "B Cm Hm Wm"]:
         """Memories as they are kept: rounded to `memory_dtype`."""
         return maps if self.memory_dtype == "float32" else rounded(maps, self.memory_dtype)
