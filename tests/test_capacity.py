@@ -52,8 +52,8 @@ def test_keys_and_samples_quote_their_records():
     generate = read_record(RECORDS / "kpp-generate-s0.json")
     paper = read_record(RECORDS / "kpp-paper-s0.json")  # an older record, without permuted keys
     table = keys([paper, generate]).splitlines()
-    assert table[1].startswith("mnist generate") and table[2].startswith("mnist kpp-paper")
-    assert f"{generate['controls']['permuted']['nll_nats']:.2f}" in table[1]
+    assert table[1].startswith("mnist kpp-generate") and table[2].startswith("mnist kpp-paper")
+    assert f"{generate['controls']['permuted']['nll_nats']:.1f}" in table[1]
     assert f"{generate['places']['ratio']:.3f}" in table[1] and table[2].split()[-1] == "-"
     made = read_record(RECORDS / "kpp-samples-generate-s0.json")
     head, near, grey = samples([made]).splitlines()
