@@ -274,7 +274,8 @@ class KanervaHeap(MemoryModel):
         """
         maps, episode = self.as_maps(memory, cue), self.as_episodes(cue)
         owners, points = self._books(memory)
-        pictures = self.decoder(self._predicted(maps, as_normal(points)))
+        held = owners >= 0
+        slots = held.any(dim=0).nonzero()[:, 0]  # held in some episode of the batch
         if observed is not None:
             if observed.shape != (*cue.shape[:-3], *cue.shape[-2:]):
                 raise UserError(
@@ -282,15 +283,17 @@ class KanervaHeap(MemoryModel):
                     f"its channels; got {tuple(observed.shape)}"
                 )
             observed = observed if observed.ndim == 4 else observed[None]
-        found = []
+        scores = torch.full((*episode.shape[:2], held.shape[1]), -torch.inf, device=self.device)
+        if len(slots) == 0:
+            return Addressed(scores)
+        pictures = self.decoder(self._predicted(maps, as_normal(points[:, slots])))
         for t in range(episode.shape[1]):
-            one = episode[:, t : t + 1].expand(-1, owners.shape[1], -1, -1, -1)
+            one = episode[:, t : t + 1].expand(-1, len(slots), -1, -1, -1)
             seen = None
             if observed is not None:
-                seen = observed[:, t : t + 1].expand(-1, owners.shape[1], -1, -1)
-            found.append(self.likelihood.log_prob(pictures, one, seen))
-        scores = torch.stack(found, dim=1)
-        return Addressed(scores.masked_fill((owners < 0)[:, None], -torch.inf))
+                seen = observed[:, t : t + 1].expand(-1, len(slots), -1, -1)
+            scores[:, t, slots] = self.likelihood.log_prob(pictures, one, seen)
+        return Addressed(scores.masked_fill(~held[:, None], -torch.inf))
 
     def _predicted(self, memory: MemoryMap, keys: Points) -> Readout:
         """The readout that a read at these keys leads one to expect."""
