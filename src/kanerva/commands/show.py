@@ -22,7 +22,9 @@ from kanerva.seeding import stream
 def picture_parser(verb: str, description: str) -> Parser:
     parser = Parser(verb, description)
     parser.add_argument("run", type=str, help="run folder, checkpoint folder or Hub id")
-    parser.add_argument("images", type=str, nargs="*", help="files or folders to write to memory")
+    parser.add_argument(
+        "images", type=str, nargs="*", default=[], help="files or folders to write to memory"
+    )
     parser.add_argument("--resize", action="store_true", help="crop and resize images to fit")
     parser.add_argument("--out", type=str | None, help=f"PNG to write (RUN/{verb}.png)")
     parser.add_argument("--seed", type=int, default=0, help="of noise and samples")
