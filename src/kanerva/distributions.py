@@ -1,7 +1,9 @@
 """Diagonal normals over latents, with densities and divergences in nats per image."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
 from jaxtyping import Float
@@ -97,6 +99,14 @@ class ConfinedNormal:
     def log_ratio(self, value: Latent) -> PerImage:
         """ln q(value) - ln p(value): the same everywhere inside the box."""
         return -self.mass.log()
+
+
+Distribution = TypeVar("Distribution", bound=DiagonalNormal | ConfinedNormal)
+
+
+def mapped(normal: Distribution, function: Callable[[Tensor], Tensor]) -> Distribution:
+    """The distributions of the same samples in another order or shape."""
+    return replace(normal, **{name: function(value) for name, value in vars(normal).items()})
 
 
 def as_uniform(normal: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from math import prod
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from kanerva.config import MemoryConfig, ReadoutConfig
@@ -51,17 +50,41 @@ class ReadoutPrior(nn.Module):
 
 # kpp: a readout with a global and a spatial part, and a posterior that starts at the prior
 
-QuarterMaps = Float[Tensor, "N width Hq Wq"]
-
 
 @dataclass(frozen=True)
 class Reading:
-    """A readout drawn from q or p, and its densities under both."""
+    """A readout part by part: its value, p's normal for it, and the one it was drawn from.
 
-    readout: Readout
-    kl: PerImage  # KL[q(z|.) || p(z|M, y)]; zero where z came from p itself
-    log_prior: PerImage  # ln p(z|M, y) at this very draw
-    log_posterior: PerImage  # ln q(z|.), or ln p again where z came from p
+    Densities are worked out when asked for: training needs only the divergence.
+    """
+
+    values: list[Tensor]
+    priors: list[DiagonalNormal]
+    sources: list[DiagonalNormal]  # q's, or p's own where z came from p
+
+    @property
+    def readout(self) -> Readout:
+        return torch.cat([value.flatten(2) for value in self.values], dim=-1)
+
+    @property
+    def kl(self) -> PerImage:
+        """KL[q(z|.) || p(z|M, y)]; zero where z came from p itself."""
+        pairs = zip(self.sources, self.priors, strict=True)
+        return torch.stack([source.kl(prior) for source, prior in pairs]).sum(dim=0)
+
+    @property
+    def log_prior(self) -> PerImage:
+        """ln p(z|M, y) at this very draw."""
+        return self._log_prob(self.priors)
+
+    @property
+    def log_posterior(self) -> PerImage:
+        """ln q(z|.), or ln p again where z came from p."""
+        return self._log_prob(self.sources)
+
+    def _log_prob(self, normals: list[DiagonalNormal]) -> PerImage:
+        pairs = zip(normals, self.values, strict=True)
+        return torch.stack([normal.log_prob(value) for normal, value in pairs]).sum(dim=0)
 
 
 class SpatialReadout(nn.Module):
@@ -131,24 +154,24 @@ class SpatialReadout(nn.Module):
         seen = None if maps is None else self.embed(maps.flatten(0, 1))
         sizes = [prod(shape) for shape in self.shapes.values()]
         given = [None] * len(sizes) if readout is None else readout.split(sizes, dim=-1)
-        values, kl, log_p, log_q = [], *torch.zeros(3, *lead, device=traces.device).unbind()
+        values, priors, sources = [], [], []
         for (part, shape), value in zip(self.shapes.items(), given, strict=True):
             prior = DiagonalNormal.from_network(self.p[part](known).unflatten(0, lead), dim=2)
             source = prior
             if seen is not None:
                 output = self.q[part](torch.cat([known, seen], dim=1)).unflatten(0, lead)
                 source = self._posterior(DiagonalNormal.from_network(output, dim=2), prior)
-                kl = kl + source.kl(prior)
             if value is not None:
                 value = value.unflatten(-1, shape)
             else:
                 value = source.sample(generator) if sample else source.mean
-            log_p, log_q = log_p + prior.log_prob(value), log_q + source.log_prob(value)
-            values.append(value.flatten(2))
+            values.append(value)
+            priors.append(prior)
+            sources.append(source)
             if part == "global" and "spatial" in self.shapes:
                 told = self.tell(value.flatten(0, 1))
                 known = known + told.unflatten(-1, known.shape[1:])
-        return Reading(torch.cat(values, dim=-1), kl, log_p, log_q)
+        return Reading(values, priors, sources)
 
     def _posterior(self, said: DiagonalNormal, prior: DiagonalNormal) -> DiagonalNormal:
         """What the network said, in units of the prior where the posterior is a residual."""

@@ -19,6 +19,7 @@ from kanerva.evaluation.record import (
 )
 from kanerva.evaluation.report import compare as side_by_side
 from kanerva.evaluation.report import table
+from kanerva.memory.quantise import MemoryType
 from kanerva.models import MemoryModel, load
 from kanerva.pictures import sheet
 from kanerva.runs import fixed_episodes, load_split, read_run_config
@@ -34,8 +35,7 @@ def evaluate(argv: list[str]) -> int:
     parser.add_argument("--controls", type=int, default=1024, help="images scored by each control")
     parser.add_argument("--results", type=str | None, help="also file the record under this folder")
     parser.add_argument("--variant", type=str | None, help="a name for this configuration")
-    dtypes = Literal["float32", "bfloat16", "int8", "int4"]
-    parser.add_argument("--memory_dtype", type=dtypes, default="float32", help="round memories")
+    parser.add_argument("--memory_dtype", type=MemoryType, default="float32", help="round memories")
     other = "kpp: score the same weights in another memory, "
     parser.add_argument("--episode_length", type=int | None, help=other + "of so many images")
     parser.add_argument("--capacity", type=int | None, help=other + "of so many cells")

@@ -7,8 +7,14 @@ import torch
 from kanerva.data.episodes import FixedEpisodes
 from kanerva.evaluation.bound import Chunk, Score, bound, score
 from kanerva.models.base import ElboTerms, MemoryModel
+from kanerva.shapes import Episode
 
 IMAGES = 1024  # scored by each control unless asked for more
+
+
+def holding(episodes: FixedEpisodes, images: int) -> int:
+    """How many of the first episodes hold so many images; all of them at most."""
+    return min(math.ceil(images / episodes.episode_length), len(episodes))
 
 
 def zeroed(model: MemoryModel, episodes: FixedEpisodes, limit: int) -> Score:
@@ -31,16 +37,26 @@ def other_episode(episodes: FixedEpisodes, episode: int) -> int | None:
     return None
 
 
+def partners(episodes: FixedEpisodes, limit: int) -> list[int] | None:
+    """For each of the first episodes, one that shares no image with it; None if one has none."""
+    found = [other_episode(episodes, e) for e in range(min(limit, len(episodes)))]
+    return None if None in found else [number for number in found if number is not None]
+
+
+def strangers(episodes: FixedEpisodes, chunk: Chunk, others: list[int]) -> Episode:
+    """Images that a chunk's memories do not hold, as many as they do."""
+    numbers = others[chunk.start : chunk.start + len(chunk.batch.images)]
+    return torch.cat([episodes.batch(number, number + 1).images for number in numbers])
+
+
 def other(model: MemoryModel, episodes: FixedEpisodes, limit: int) -> Score | None:
     """The next episode's memory; None where no other episode is free of shared images."""
-    partners = [other_episode(episodes, e) for e in range(min(limit, len(episodes)))]
-    if None in partners:
+    others = partners(episodes, limit)
+    if others is None:
         return None
 
     def terms_of(chunk: Chunk) -> ElboTerms:
-        count = len(chunk.batch.images)
-        numbers = [p for p in partners[chunk.start : chunk.start + count] if p is not None]
-        images = torch.cat([episodes.batch(n, n + 1).images for n in numbers])
+        images = strangers(episodes, chunk, others)
         memory = model.write(images, generator=chunk.generator)
         return model.elbo(chunk.batch.images, memory, generator=chunk.generator)
 
@@ -74,7 +90,7 @@ def controls(
 ) -> dict[str, Score | None]:
     """All on the first episodes that hold `images` images, and the bound on the same ones:
     `own`, what each control is to be compared with."""
-    limit = min(math.ceil(images / episodes.episode_length), len(episodes))
+    limit = holding(episodes, images)
     return {
         "own": bound(model, episodes, limit=limit, title="own"),
         "left_out": left_out(model, episodes, limit),

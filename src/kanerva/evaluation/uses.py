@@ -11,12 +11,11 @@ from torch import Tensor
 
 from kanerva.data.episodes import FixedEpisodes
 from kanerva.distributions import as_normal, as_uniform
-from kanerva.evaluation.bound import Chunk, chunks
-from kanerva.evaluation.controls import other_episode
+from kanerva.evaluation.bound import chunks
+from kanerva.evaluation.controls import holding, partners, strangers
 from kanerva.memory.heap import Memory
 from kanerva.models.kanerva_heap import KanervaHeap
 from kanerva.seeding import stream
-from kanerva.shapes import Episode
 
 Scores = Float[Tensor, "_"]
 SPREADS = (0.1, 0.5)  # of perturbed keys; 0.1 is the paper's (§4.1.1)
@@ -25,24 +24,11 @@ SPREADS = (0.1, 0.5)  # of perturbed keys; 0.1 is the paper's (§4.1.1)
 def auroc(positive: Scores, negative: Scores) -> float:
     """The chance that a positive scores above a negative, ties counted half."""
     both = torch.cat([positive, negative]).double()
-    values, inverse, counts = both.unique(return_inverse=True, return_counts=True)
+    _, inverse, counts = both.unique(return_inverse=True, return_counts=True)
     last = counts.cumsum(0).double()
     rank = (last - (counts - 1) / 2)[inverse]  # average rank of ties
     n, m = len(positive), len(negative)
     return ((rank[:n].sum() - n * (n + 1) / 2) / (n * m)).item()
-
-
-def partners(episodes: FixedEpisodes, images: int) -> list[int] | None:
-    """For each of the first episodes, one that shares no image with it; None if one has none."""
-    limit = min(math.ceil(images / episodes.episode_length), len(episodes))
-    found = [other_episode(episodes, episode) for episode in range(limit)]
-    return None if None in found else [number for number in found if number is not None]
-
-
-def strangers(episodes: FixedEpisodes, chunk: Chunk, others: list[int]) -> Episode:
-    """Images that a chunk's memories do not hold, as many as they do."""
-    numbers = others[chunk.start : chunk.start + len(chunk.batch.images)]
-    return torch.cat([episodes.batch(number, number + 1).images for number in numbers])
 
 
 @torch.no_grad()
@@ -50,7 +36,7 @@ def familiarity(
     model: KanervaHeap, episodes: FixedEpisodes, images: int
 ) -> dict[str, float] | None:
     """Written against unwritten test images: each episode and the next one that shares none."""
-    others = partners(episodes, images)
+    others = partners(episodes, holding(episodes, images))
     if others is None:
         return None
     held, new = [], []
@@ -79,7 +65,7 @@ def like_beside_like(
     labels = episodes.image_set.labels
     if labels is None or model.config.memory.placement == "cells":
         return None
-    limit = min(math.ceil(images / episodes.episode_length), len(episodes))
+    limit = holding(episodes, images)
     within, every = [], []
     for chunk in chunks(episodes, limit, "places"):
         memory = model.write(chunk.batch.images, generator=chunk.generator)
@@ -105,7 +91,7 @@ def generation(
     memory gives back. To compare with: `vae`, samples of an empty memory; `crossfade`, two written
     images half and half; `unwritten`, real images of another episode.
     """
-    others = partners(episodes, images)
+    others = partners(episodes, holding(episodes, images))
     if others is None:
         return None
     found: dict[str, list[Tensor]] = {}

@@ -22,6 +22,11 @@ def triangle_weights(scale: WindowPart, shift: WindowPart, block: int, size: int
     return (1 - (rows[..., None] - columns).abs()).clamp(min=0)
 
 
+def block_windows(points: Float[Tensor, "*n 2"], height: int, size: int) -> Float[Tensor, "*n 3"]:
+    """Points (x, y) as windows as high as a block: gain one, pixel for pixel."""
+    return torch.cat([torch.full_like(points[..., :1], height / size), points], dim=-1)
+
+
 def read_blocks(memory: MemoryMap, windows: Windows, block: int | tuple[int, int]) -> Traces:
     """Cut one block of memory for each window (scale, x, y): where to look, and how wide.
 

@@ -16,7 +16,7 @@ from PIL import Image
 from torch import Tensor
 
 from kanerva.errors import UserError
-from kanerva.memory.blocks import paste_blocks
+from kanerva.memory.blocks import block_windows, paste_blocks
 from kanerva.memory.grid import Grid
 from kanerva.memory.quantise import packed, rounded, unpacked
 from kanerva.tensorfile import read_tensors, write_tensors
@@ -246,8 +246,7 @@ def pasted(
     blocks: Float[Tensor, "n Cm h w"], points: Float[Tensor, "n 2"], size: int
 ) -> Float[Tensor, "Cm Hm Wm"]:
     """The sum of some blocks of one episode, each at its point, pixel for pixel."""
-    scale = torch.full_like(points[:, :1], blocks.shape[-2] / size)
-    windows = torch.cat([scale, points], dim=-1)[None, :, None]
+    windows = block_windows(points, blocks.shape[-2], size)[None, :, None]
     return paste_blocks(blocks[None, :, None], windows, (size, size))[0]
 
 

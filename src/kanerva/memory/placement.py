@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from kanerva.config import KeyConfig, MemoryConfig
 from kanerva.distributions import ConfinedNormal, DiagonalNormal, as_normal, as_uniform
 from kanerva.errors import UserError
-from kanerva.memory.blocks import paste_blocks, read_blocks
+from kanerva.memory.blocks import block_windows, paste_blocks, read_blocks
 from kanerva.memory.grid import Grid, dealt, matched
 from kanerva.shapes import Blocks, Cells, Episode, FeatureMaps, MemoryMap, Points
 
@@ -145,7 +145,7 @@ class Placer(nn.Module):
 
         A written sample's key is confined to its cell, all of it for hard reads. One that is not
         written looks into a free cell; hard reads see the same zeros in each of the `empty` ones,
-        so its key need only name one of them.
+        so its key need only name one of them. Where none is free that has no mass.
         """
         if self.grid is None:
             assert proposal is not None
@@ -157,14 +157,14 @@ class Placer(nn.Module):
             count = torch.where(written, 1.0, empty[:, None])
             return ConfinedNormal(places.points, cell, count / self.grid.capacity)
         half = torch.where(written[..., None], self.spread.sigmoid() * cell, cell)
-        return ConfinedNormal(places.points, half, half.prod(dim=-1))
+        possible = written | (empty > 0)[:, None]
+        return ConfinedNormal(places.points, half, half.prod(dim=-1) * possible)
 
     # Blocks in and out
 
     def windows(self, points: Points) -> Float[Tensor, "B T 1 3"]:
-        """A point as a window as high as a block: gain one, pixel for pixel."""
-        scale = torch.full_like(points[..., :1], self.block[0] / self.config.size)
-        return torch.cat([scale, points], dim=-1)[:, :, None]
+        """Points as windows of this placer's blocks."""
+        return block_windows(points, self.block[0], self.config.size)[:, :, None]
 
     def paste(self, blocks: Blocks, places: Places) -> MemoryMap:
         """M: the sum of the blocks, each where its sample lies."""

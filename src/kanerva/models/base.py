@@ -12,7 +12,7 @@ from typing import TypeVar
 import torch
 from huggingface_hub import PyTorchModelHubMixin, hf_hub_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-from jaxtyping import Float, Shaped
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
 from kanerva.config import ModelConfig, from_dict, to_dict
@@ -67,6 +67,14 @@ class JointDensity:
     @property
     def total(self) -> PerImage:
         return self.log_likelihood + self.readout_log_prior + self.key_log_prior
+
+
+def all_but_one(length: int, device: torch.device) -> Int[Tensor, "T rest"]:
+    """Row t: the numbers of an episode's images without t."""
+    if length < 2:
+        raise UserError(f"leaving one image out needs an episode of at least 2, got {length}")
+    rest = torch.arange(length - 1, device=device).expand(length, -1)
+    return rest + (rest >= torch.arange(length, device=device)[:, None])
 
 
 Images = Shaped[Tensor, "*B T C H W"]

@@ -23,13 +23,13 @@ from torch import Tensor
 
 from kanerva.config import ModelConfig
 from kanerva.decoder import SpatialDecoder
-from kanerva.distributions import ConfinedNormal, DiagonalNormal, as_normal
+from kanerva.distributions import DiagonalNormal, as_normal, mapped
 from kanerva.encoder import SampleEncoder, quarter
 from kanerva.errors import UserError
 from kanerva.memory.heap import Memory, Slots
 from kanerva.memory.placement import KeyPosterior, Placer, Places, locality_loss
 from kanerva.memory.writers import BlockAllocator
-from kanerva.models.base import ElboTerms, Images, JointDensity, MemoryModel
+from kanerva.models.base import ElboTerms, Images, JointDensity, MemoryModel, all_but_one
 from kanerva.readout import SpatialReadout
 from kanerva.shapes import Episode, FeatureMaps, MemoryMap, PerImage, Points, Readout
 
@@ -258,10 +258,7 @@ class KanervaHeap(MemoryModel):
         places = self.placer.vacant(proposal, held, maps.shape[1], generator)
         unwritten = torch.zeros(maps.shape[:2], dtype=torch.bool, device=maps.device)
         empty = (~held).sum(dim=1).float()
-        keys = self.placer.posterior(places, proposal, unwritten, empty)
-        if isinstance(keys, ConfinedNormal):
-            keys = replace(keys, mass=keys.mass * (empty > 0)[:, None])
-        return keys
+        return self.placer.posterior(places, proposal, unwritten, empty)
 
     @torch.no_grad()
     def address(
@@ -465,20 +462,15 @@ class KanervaHeap(MemoryModel):
         cost of an image that was not written (a control)."""
         episode = self.as_pixels(images)
         batch, length = episode.shape[:2]
-        if length < 2:
-            raise UserError(f"leaving one image out needs an episode of at least 2, got {length}")
+        others = all_but_one(length, episode.device)
         self.placer.check_room(length)
         maps = self.encoder(episode)
         alone = maps.flatten(0, 1)[:, None]  # (B T, 1, ...): each image as its own episode
-        others = torch.arange(length - 1, device=maps.device).expand(length, -1)
-        others = others + (others >= torch.arange(length, device=maps.device)[:, None])
         blocks = self._blocks(maps)[:, others].flatten(0, 1)  # (B T, T - 1, ...)
         proposal = self.placer.propose(maps)
-        rest = None
         if proposal is not None:
-            parts = {k: v[:, others].flatten(0, 1) for k, v in vars(proposal).items()}
-            rest = replace(proposal, **parts)
-        places = self.placer.place(rest, len(blocks), length - 1, maps.device, generator)
+            proposal = mapped(proposal, lambda value: value[:, others].flatten(0, 1))
+        places = self.placer.place(proposal, len(blocks), length - 1, maps.device, generator)
         memory = self._fill(self.empty(len(blocks)), blocks, places)
         terms = self.terms(
             episode.flatten(0, 1)[:, None],
@@ -495,7 +487,7 @@ class KanervaHeap(MemoryModel):
         episode = self.as_pixels(images)
         maps = self.encoder(episode)
         memory, keys = self.write_episode(maps, generator)
-        rolled = replace(keys, **{k: v.roll(1, dims=1) for k, v in vars(keys).items()})
+        rolled = mapped(keys, lambda value: value.roll(1, dims=1))
         terms = self.terms(episode, maps, memory, rolled, generator=generator)
         return terms if images.ndim == 5 else terms[0]
 

@@ -17,14 +17,14 @@ from torch import Tensor
 
 from kanerva.config import ModelConfig
 from kanerva.decoder import Decoder
-from kanerva.distributions import DiagonalNormal
+from kanerva.distributions import DiagonalNormal, mapped
 from kanerva.encoder import EpisodeEncoder
 from kanerva.errors import UserError
 from kanerva.memory.blocks import read_blocks
 from kanerva.memory.heap import Memory
 from kanerva.memory.keys import KeyNetwork, window
 from kanerva.memory.writers import PooledWriter
-from kanerva.models.base import ElboTerms, Images, JointDensity, MemoryModel
+from kanerva.models.base import ElboTerms, Images, JointDensity, MemoryModel, all_but_one
 from kanerva.readout import ReadoutPosterior, ReadoutPrior
 from kanerva.shapes import Embedding, Episode, Keys, MemoryMap, Readout
 
@@ -231,24 +231,19 @@ class KanervaPlusPlus(MemoryModel):
         """
         episode = self.as_pixels(images)
         batch, length = episode.shape[:2]
-        if length < 2:
-            raise UserError(f"leaving one image out needs an episode of at least 2, got {length}")
-        rest = torch.tensor([[s for s in range(length) if s != t] for t in range(length)])
+        rest = all_but_one(length, episode.device)
         maps = [self.settled(self.writer(self.encoder(one[rest]))) for one in episode]
         maps = torch.cat(maps)  # (B T, ...)
         alone = self.encoder(episode).flatten(0, 1)[:, None]  # (B T, 1, D)
         terms = self.terms(episode.flatten(0, 1)[:, None], alone, maps, generator=generator)
         shape = (batch, length) if images.ndim == 5 else (length,)
-        return ElboTerms(
-            terms.log_likelihood.view(shape), terms.readout_kl.view(shape), terms.key_kl.view(shape)
-        )
+        return ElboTerms(*[value.view(shape) for value in vars(terms).values()])
 
     def permuted(self, images: Images, *, generator: torch.Generator | None = None) -> ElboTerms:
         """Each image read at its neighbour's key (a control)."""
         episode = self.as_pixels(images)
         embedding = self.encoder(episode)
-        keys = self.key_posterior(embedding)
-        rolled = DiagonalNormal(keys.mean.roll(1, dims=1), keys.log_std.roll(1, dims=1))
+        rolled = mapped(self.key_posterior(embedding), lambda value: value.roll(1, dims=1))
         maps = self.settled(self.writer(embedding))
         terms = self._terms(episode, embedding, maps, rolled, True, generator)
         return terms if images.ndim == 5 else terms[0]
