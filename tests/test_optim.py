@@ -101,7 +101,7 @@ def test_an_average_follows_its_weights_and_copies_buffers(tiny: ModelConfig, dr
             parameter.add_(1.0)
     model.train()
     model.elbo(draw(tiny, 2, 3))
-    update_average(average, model, 0.9)
+    update_average(average, model, 0.1)
     for old, new in zip(before, average.parameters(), strict=True):
         torch.testing.assert_close(new, old + 0.1)
     for mine, theirs in zip(average.buffers(), model.buffers(), strict=True):

@@ -238,6 +238,8 @@ class RunConfig(ModelConfig):
     epochs: int = 500
     seed: int = 0
     precision: Literal["32-true", "bf16-mixed"] = "32-true"
+    step: Literal["auto", "eager", "compiled", "captured"] = "auto"  # auto: the fastest that runs
+    strategy: Literal["ddp", "fsdp"] = "ddp"  # of several processes: weights whole, or in shards
     log_every: int = 20  # steps between lines of metrics.csv
     validate_every: int = 500  # steps between validations, sample grids and checkpoints
     validate_episodes: int = 32  # of the validation split; the bound decides which step is best
@@ -261,9 +263,10 @@ class RunConfig(ModelConfig):
         return ModelConfig(**{f.name: getattr(self, f.name) for f in fields(ModelConfig)})
 
     def config_hash(self) -> str:
-        """Names what was trained, whatever the seed, the folder of data and the logging."""
+        """Names what was trained, whatever the seed, the folder of data, the logging, and how the
+        same arithmetic was run."""
         content = to_dict(self)
-        for name in ("seed", "log_every", "preset", "variant"):
+        for name in ("seed", "log_every", "preset", "variant", "step", "strategy"):
             del content[name]
         del content["data"]["folder"]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]

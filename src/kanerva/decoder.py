@@ -7,7 +7,7 @@ from torch import nn
 from kanerva.config import DecoderConfig, ReadoutConfig
 from kanerva.encoder import quarter
 from kanerva.layers.evonorm import EvoNormS0
-from kanerva.layers.residual import residual_stack
+from kanerva.layers.residual import NormSiLU, residual_stack
 from kanerva.shapes import DecoderOutput, Readout
 
 _NARROWEST = 16  # ours: feature maps are halved per layer, but not below this
@@ -62,8 +62,7 @@ class SpatialDecoder(nn.Module):
             nn.Conv2d(base, 4 * half, 1),
             nn.PixelShuffle(2),
             residual_stack(half, config.depth),
-            nn.GroupNorm(1, half),
-            nn.SiLU(),
+            NormSiLU(1, half),
             nn.Conv2d(half, 4 * outputs, 3, padding=1),
             nn.PixelShuffle(2),
         )

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from kanerva.seeding import normal, uniform
 from kanerva.shapes import PerImage
 
 Latent = Float[Tensor, "B T *event"]
@@ -44,7 +45,7 @@ class DiagonalNormal:
 
     def sample(self, generator: torch.Generator | None = None) -> Latent:
         """mean + std * noise. The paper prints sigma^2 * noise (§3.3); a normal scales by sigma."""
-        noise = torch.randn(self.mean.shape, generator=generator, device=self.mean.device)
+        noise = normal(tuple(self.mean.shape), generator, self.mean.device)
         return self.mean + self.std * noise
 
     def log_prob(self, value: Latent) -> PerImage:
@@ -88,8 +89,7 @@ class ConfinedNormal:
         return as_normal(self.centre)
 
     def sample(self, generator: torch.Generator | None = None) -> Latent:
-        shape, device = self.centre.shape, self.centre.device
-        chance = 2 * torch.rand(shape, generator=generator, device=device) - 1
+        chance = 2 * uniform(tuple(self.centre.shape), generator, self.centre.device) - 1
         return as_normal(self.centre + self.half * chance)
 
     def kl_to_prior(self) -> PerImage:
@@ -104,16 +104,16 @@ class ConfinedNormal:
 Distribution = TypeVar("Distribution", bound=DiagonalNormal | ConfinedNormal)
 
 
-def mapped(normal: Distribution, function: Callable[[Tensor], Tensor]) -> Distribution:
+def mapped(given: Distribution, function: Callable[[Tensor], Tensor]) -> Distribution:
     """The distributions of the same samples in another order or shape."""
-    return replace(normal, **{name: function(value) for name, value in vars(normal).items()})
+    return replace(given, **{name: function(value) for name, value in vars(given).items()})
 
 
-def as_uniform(normal: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
+def as_uniform(key: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
     """2 Phi(y) - 1: makes N(0, 1) uniform on [-1, 1]."""
-    return (normal * 0.5**0.5).erf()
+    return (key * 0.5**0.5).erf()
 
 
-def as_normal(uniform: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
+def as_normal(point: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
     """The inverse of `as_uniform`, finite at the ends."""
-    return uniform.float().clamp(-1 + 1e-6, 1 - 1e-6).erfinv() * 2**0.5
+    return point.float().clamp(-1 + 1e-6, 1 - 1e-6).erfinv() * 2**0.5

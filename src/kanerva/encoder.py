@@ -4,7 +4,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from kanerva.config import EncoderConfig
-from kanerva.layers.residual import residual_stack
+from kanerva.layers.residual import NormSiLU, residual_stack
 from kanerva.layers.resnet import ResNet
 from kanerva.shapes import Embedding, Episode, FeatureMaps
 
@@ -39,8 +39,7 @@ class SampleEncoder(nn.Module):
             residual_stack(width, config.depth),
             nn.Conv2d(width, 2 * width, 3, stride=2, padding=1),
             residual_stack(2 * width, config.depth),
-            nn.GroupNorm(1, 2 * width),
-            nn.SiLU(),
+            NormSiLU(1, 2 * width),
         )
 
     def forward(self, episode: Episode) -> FeatureMaps:

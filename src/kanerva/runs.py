@@ -85,7 +85,7 @@ def read_yaml(path: Path) -> object:
         raise UserError(f"{path} is not readable YAML: {reason}") from error
 
 
-FREE_ON_RESUME = {"steps", "epochs", "log_every"}  # all else would make another run
+FREE_ON_RESUME = {"steps", "epochs", "log_every", "step", "strategy"}  # all else: another run
 
 
 def check_same_run(run: Path, was: dict[str, Any], now: RunConfig) -> None:
@@ -146,17 +146,24 @@ def open_run(run: Path, config: RunConfig, resume: bool) -> None:
 class Journal:
     """What a run says: metrics.csv, log.txt, and a bar or, off a terminal, a line now and then."""
 
-    def __init__(self, run: Path, *, step: int, total: int, metrics_bytes: int) -> None:
-        self.metrics, self.log = run / "metrics.csv", run / "log.txt"
+    def __init__(
+        self, run: Path, *, step: int, total: int, metrics_bytes: int, quiet: bool = False
+    ) -> None:
+        """`quiet`: one of several processes, of which another speaks and writes."""
+        self.metrics, self.log, self.quiet = run / "metrics.csv", run / "log.txt", quiet
+        self.spoken = 0.0
+        self.bar = tqdm(total=total, initial=step, unit="step", disable=True if quiet else None)
+        if quiet:
+            return
         if step and self.metrics.exists():
             os.truncate(self.metrics, metrics_bytes)  # what lies beyond was not saved
         else:
             self.metrics.write_text(",".join(COLUMNS) + "\n")
-        self.bar = tqdm(total=total, initial=step, unit="step", disable=None)
-        self.spoken = 0.0
 
     def row(self, split: str, step: int, epoch: float, **values: float) -> None:
         """One line of metrics.csv."""
+        if self.quiet:
+            return
         text = io.StringIO()
         numbers = {k: f"{v:.6g}" for k, v in values.items()}
         row = {"step": step, "epoch": f"{epoch:.4f}", "split": split} | numbers
@@ -164,12 +171,11 @@ class Journal:
         with self.metrics.open("a") as file:
             file.write(text.getvalue())
 
-    def say(self, text: str, every: float = 0.0) -> None:
-        """A line for log.txt and the terminal; at most one each `every` seconds."""
-        now = time.monotonic()
-        if every and now - self.spoken < every:
+    def say(self, text: str) -> None:
+        """A line for log.txt and the terminal."""
+        self.spoken = time.monotonic()
+        if self.quiet:
             return
-        self.spoken = now
         with self.log.open("a") as file:
             file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
         if self.bar.disable:

@@ -26,6 +26,9 @@ class TrainingEpisodes:
     last batch wait for the next shuffle. `batch` counts the episodes of all processes together:
     each gets its own run of them. The order is the same on every device, sampled pixels are the
     same on every device of a kind.
+
+    The set lives on the device, where it fits: a batch is then a list of positions, and nothing
+    but that list ever travels.
     """
 
     def __init__(
@@ -49,7 +52,8 @@ class TrainingEpisodes:
         self.binarization: Binarization = binarization
         self.steps_per_epoch = len(image_set) // (episode_length * batch)
         self._share = slice(rank * batch // world_size, (rank + 1) * batch // world_size)
-        self._grey = image_set.images.to(device)
+        self._device = torch.device(device)
+        self._grey = image_set.images.to(home(image_set.images, self._device))
         if binarization != "sample":  # nothing is drawn: the same pixels every epoch
             self._grey = binarize(self._grey, binarization)
         self._epoch: tuple[int, Order, Pixels] | None = None
@@ -61,7 +65,8 @@ class TrainingEpisodes:
         count = self.batch * self.episode_length
         start = step_of_epoch * count
         chosen = order[start : start + count].view(self.batch, self.episode_length)[self._share]
-        return to_float(pixels[chosen], self.binarization != "none")
+        batch = pixels[chosen].to(self._device, non_blocking=True)
+        return to_float(batch, self.binarization != "none")
 
     def _draw(self, epoch: int) -> tuple[Order, Pixels]:
         """The order and pixels of an epoch; the latest is kept."""
@@ -76,6 +81,15 @@ class TrainingEpisodes:
                 pixels = binarize(self._grey, "sample", draws)
             self._epoch = epoch, order, pixels
         return self._epoch[1:]
+
+
+def home(images: Pixels, device: torch.device) -> torch.device:
+    """Where a set is kept: on the device, unless it and a draw of its pixels would take more than
+    half of the room that is left there."""
+    if device.type != "cuda":
+        return device
+    room, _ = torch.cuda.mem_get_info(device)
+    return device if 2 * images.numel() <= room // 2 else torch.device("cpu")
 
 
 @dataclass(frozen=True)

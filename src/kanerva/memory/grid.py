@@ -4,14 +4,13 @@ Squashed by 2 Phi(y) - 1 a key from N(0, 1) is uniform on [-1, 1], so equal squa
 equally likely places. Hard reads and writes move whole pixels: no interpolation, no rounding.
 """
 
-from functools import lru_cache
-
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from kanerva.config import rows_and_columns
 from kanerva.errors import UserError
+from kanerva.seeding import uniform
 from kanerva.shapes import Blocks, Cells, MemoryMap, Points
 
 
@@ -45,7 +44,16 @@ class Grid:
     def pixels(self, device: torch.device | str = "cpu") -> Int[Tensor, "cells hw"]:
         """Each cell's pixels as positions in the flattened map. Where cells are not a whole number
         of pixels wide, those that begin inside, equally many for all: none is shared."""
-        return _pixels(self.capacity, self.size).to(device)
+        rows, columns = (
+            torch.arange(self.rows, device=device),
+            torch.arange(self.columns, device=device),
+        )
+        top = (rows * self.size + self.rows - 1) // self.rows  # rounded up
+        left = (columns * self.size + self.columns - 1) // self.columns
+        down = top[:, None] + torch.arange(self.block[0], device=device)  # (rows, h)
+        across = left[:, None] + torch.arange(self.block[1], device=device)  # (columns, w)
+        places = down[:, None, :, None] * self.size + across[None, :, None, :]
+        return places.flatten(2).flatten(0, 1)
 
     def read(self, memory: MemoryMap, cells: Cells) -> Blocks:
         """The pixels of some cells of each episode's memory."""
@@ -63,17 +71,6 @@ class Grid:
         return filled.unflatten(2, (self.size, self.size))
 
 
-@lru_cache(maxsize=32)
-def _pixels(capacity: int, size: int) -> Int[Tensor, "cells hw"]:
-    grid = Grid(capacity, size)
-    top = torch.tensor([-(-row * size // grid.rows) for row in range(grid.rows)])
-    left = torch.tensor([-(-column * size // grid.columns) for column in range(grid.columns)])
-    down = top[:, None] + torch.arange(grid.block[0])  # (rows, h)
-    across = left[:, None] + torch.arange(grid.block[1])  # (columns, w)
-    places = down[:, None, :, None] * size + across[None, :, None, :]
-    return places.flatten(2).flatten(0, 1)
-
-
 def matched(points: Points, grid: Grid, generator: torch.Generator | None = None) -> Cells:
     """Give every sample of an episode a cell of its own, like beside like, by sorting.
 
@@ -83,7 +80,7 @@ def matched(points: Points, grid: Grid, generator: torch.Generator | None = None
     """
     batch, length = points.shape[:2]
     spare = grid.capacity - length
-    chance = torch.rand(batch, spare, 2, generator=generator, device=points.device)
+    chance = uniform((batch, spare, 2), generator, points.device)
     everyone = torch.cat([points.detach(), 2 * chance - 1], dim=1)
     column = everyone[..., 0].argsort(dim=1).argsort(dim=1) // grid.rows
     row = (4 * column + everyone[..., 1]).argsort(dim=1).argsort(dim=1) % grid.rows
@@ -98,5 +95,5 @@ def dealt(
     device: torch.device | str = "cpu",
 ) -> Cells:
     """Deal each episode's samples to cells at random, one each."""
-    chance = torch.rand(batch, grid.capacity, generator=generator, device=device)
+    chance = uniform((batch, grid.capacity), generator, device)
     return chance.argsort(dim=1)[:, :length]

@@ -150,9 +150,9 @@ class Placer(nn.Module):
         if self.grid is None:
             assert proposal is not None
             return DiagonalNormal(as_normal(places.points), proposal.log_std)
-        cell = torch.tensor(
-            [1 / self.grid.columns, 1 / self.grid.rows], device=places.points.device
-        ).expand_as(places.points)
+        wide, high = 1 / self.grid.columns, 1 / self.grid.rows
+        one = torch.ones_like(places.points[..., :1])
+        cell = torch.cat([wide * one, high * one], dim=-1)
         if self.config.read == "hard":
             count = torch.where(written, 1.0, empty[:, None])
             return ConfinedNormal(places.points, cell, count / self.grid.capacity)

@@ -5,6 +5,7 @@ import json
 import logging
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -48,6 +49,14 @@ class ElboTerms:
     def loss(self) -> Float[Tensor, ""]:
         """What training minimises: the mean of `nll_nats`."""
         return self.nll_nats.mean()
+
+    def by_name(self) -> dict[str, Tensor]:
+        """The three terms in a plain container (a compiler makes nothing of `vars`)."""
+        return {
+            "log_likelihood": self.log_likelihood,
+            "readout_kl": self.readout_kl,
+            "key_kl": self.key_kl,
+        }
 
     def __getitem__(self, episode: int) -> "ElboTerms":
         """One episode's terms out of a batch."""
@@ -125,6 +134,12 @@ class MemoryModel(
         """The shape of one sample's key, N(0, 1) a priori."""
 
     @abstractmethod
+    def traces(
+        self, maps: Float[Tensor, "B Cm Hm Wm"], keys: Float[Tensor, "B T *key"]
+    ) -> Float[Tensor, "B T *trace"]:
+        """What a memory holds where keys point (Eq. 5)."""
+
+    @abstractmethod
     def write(self, images: Images, *, generator: torch.Generator | None = None) -> Memory: ...
 
     @abstractmethod
@@ -200,7 +215,7 @@ class MemoryModel(
         """The training objective: `ElboTerms` by name, because the wrappers that spread a module
         over devices look for tensors in plain containers only. `auxiliary`, where a model adds it,
         is minimised besides and enters no figure."""
-        return vars(self.elbo(episode))
+        return self.elbo(episode).by_name()
 
     @property
     def device(self) -> torch.device:
@@ -308,9 +323,13 @@ def hub_file(name: str, file: str, **options: object) -> Path:
         ) from error
 
 
-def save_weights(model: MemoryModel, folder: Path) -> None:
-    """Write `model.safetensors` and `config.json` into a folder; the first knows the second."""
-    write_tensors(folder / WEIGHTS, model.state_dict(), {"format": "pt", "config": _name(model)})
+def save_weights(
+    model: MemoryModel, folder: Path, weights: dict[str, Tensor] | None = None
+) -> None:
+    """Write `model.safetensors` and `config.json` into a folder; the first knows the second.
+    `weights` are the model's own, unless given."""
+    state = model.state_dict() if weights is None else weights
+    write_tensors(folder / WEIGHTS, state, {"format": "pt", "config": _name(model)})
     (folder / CONFIG).write_text(json.dumps(to_dict(model.config), indent=2) + "\n")
 
 
@@ -330,8 +349,11 @@ def read_config(path: Path) -> ModelConfig:
     return from_dict(ModelConfig, data, where=str(path))
 
 
-def load_weights(model: MemoryModel, path: Path) -> None:
-    """Fill a model from `model.safetensors`; names, shapes and config must be those it had."""
+def load_weights(
+    model: MemoryModel, path: Path, place: Callable[[Tensor, Tensor], Tensor] | None = None
+) -> None:
+    """Fill a model from `model.safetensors`; names, shapes and config must be those it had.
+    `place` turns a tensor of the file into one like the model's own, where that is needed."""
     state, about = read_tensors(path)
     expected = model.state_dict()
     for name in sorted(expected.keys() ^ state.keys()):
@@ -345,4 +367,6 @@ def load_weights(model: MemoryModel, path: Path) -> None:
             )
     if about.get("config", _name(model)) != _name(model):
         raise UserError(f"{path} does not fit its config.json, which was altered")
+    if place is not None:
+        state = {name: place(value, expected[name]) for name, value in state.items()}
     model.load_state_dict(state)

@@ -31,7 +31,8 @@ from kanerva.memory.placement import KeyPosterior, Placer, Places, locality_loss
 from kanerva.memory.writers import BlockAllocator
 from kanerva.models.base import ElboTerms, Images, JointDensity, MemoryModel, all_but_one
 from kanerva.readout import SpatialReadout
-from kanerva.shapes import Episode, FeatureMaps, MemoryMap, PerImage, Points, Readout
+from kanerva.seeding import normal
+from kanerva.shapes import Blocks, Episode, FeatureMaps, MemoryMap, PerImage, Points, Readout
 
 Observed = Float[Tensor, "*B T H W"]
 
@@ -68,6 +69,10 @@ class KanervaHeap(MemoryModel):
     @property
     def key_shape(self) -> tuple[int, ...]:
         return (2,)
+
+    def traces(self, maps: MemoryMap, keys: Points) -> Blocks:
+        """The block each key points at (Eq. 5)."""
+        return self.placer.read(maps, keys)
 
     # The bound (§3.2)
 
@@ -113,7 +118,7 @@ class KanervaHeap(MemoryModel):
     ) -> ElboTerms:
         """L_T from its parts: one key sample serves z's prior, its posterior and the decoder."""
         y = keys.sample(generator) if sample else keys.mean
-        traces = self.placer.read(memory, y)
+        traces = self.traces(memory, y)
         reading = self.readout(traces, maps, sample=sample, generator=generator)
         return ElboTerms(
             log_likelihood=self.likelihood.log_prob(self.decoder(reading.readout), episode),
@@ -128,7 +133,7 @@ class KanervaHeap(MemoryModel):
         alone = self.config.memory.locality > 0
         proposal = self.placer.propose(maps.detach() if alone else maps)
         memory, keys = self.write_episode(maps, proposal=proposal)
-        outputs = vars(self.terms(episode, maps, memory, keys))
+        outputs = self.terms(episode, maps, memory, keys).by_name()
         if alone and proposal is not None:
             loss = locality_loss(proposal.mean, episode)
             outputs["auxiliary"] = self.config.memory.locality * loss
@@ -162,7 +167,8 @@ class KanervaHeap(MemoryModel):
         """Each sample's block; with noise while training, and nothing for a VAE."""
         blocks = self.writer(maps).float()
         if self.training and self.config.memory.noise:
-            blocks = blocks + self.config.memory.noise * torch.randn_like(blocks)
+            noise = normal(tuple(blocks.shape), None, blocks.device)
+            blocks = blocks + self.config.memory.noise * noise
         return blocks * 0 if self.config.memory.unwritten == 1 else blocks
 
     @torch.no_grad()
@@ -294,7 +300,7 @@ class KanervaHeap(MemoryModel):
 
     def _predicted(self, memory: MemoryMap, keys: Points) -> Readout:
         """The readout that a read at these keys leads one to expect."""
-        return self.readout(self.placer.read(memory, keys), sample=False).readout
+        return self.readout(self.traces(memory, keys), sample=False).readout
 
     def _by_content(
         self,
@@ -361,7 +367,7 @@ class KanervaHeap(MemoryModel):
                 picture = picture * (told if told.ndim == 4 else told[None])[:, :, None]
             keys = self.keys_at(memory, held.slots, self.encoder(picture))
             y = keys.sample(generator) if sample else keys.mean
-            reading = self.readout(self.placer.read(maps, y), sample=sample, generator=generator)
+            reading = self.readout(self.traces(maps, y), sample=sample, generator=generator)
             picture = self.likelihood.mean(self.decoder(reading.readout))
             pictures.append(picture if memory.is_batch else picture[0])
         return torch.stack(pictures)
@@ -402,7 +408,7 @@ class KanervaHeap(MemoryModel):
     ) -> Float[Tensor, "*B T C H W"]:
         """A picture for each key: read there, draw a readout, decode its expected pixels."""
         maps, keys = self._with_keys(memory, keys)
-        reading = self.readout(self.placer.read(maps, keys), generator=generator)
+        reading = self.readout(self.traces(maps, keys), generator=generator)
         images = self.likelihood.mean(self.decoder(reading.readout))
         return images if memory.is_batch else images[0]
 
@@ -431,7 +437,7 @@ class KanervaHeap(MemoryModel):
         self, episode: Episode, maps: MemoryMap, keys: Points, readout: Readout
     ) -> JointDensity:
         """ln p(x, z, y | M): everything the generative side says, from M, y and z alone."""
-        reading = self.readout(self.placer.read(maps, keys), readout=readout)
+        reading = self.readout(self.traces(maps, keys), readout=readout)
         return JointDensity(
             log_likelihood=self.likelihood.log_prob(self.decoder(readout), episode),
             readout_log_prior=reading.log_prior,
@@ -450,7 +456,7 @@ class KanervaHeap(MemoryModel):
         draws = []
         for _ in range(samples):
             y = keys.sample(generator)
-            reading = self.readout(self.placer.read(memory, y), maps, generator=generator)
+            reading = self.readout(self.traces(memory, y), maps, generator=generator)
             likelihood = self.likelihood.log_prob(self.decoder(reading.readout), episode)
             z_ratio = reading.log_prior - reading.log_posterior
             draws.append(likelihood + z_ratio - keys.log_ratio(y))

@@ -26,7 +26,7 @@ from kanerva.memory.keys import KeyNetwork, window
 from kanerva.memory.writers import PooledWriter
 from kanerva.models.base import ElboTerms, Images, JointDensity, MemoryModel, all_but_one
 from kanerva.readout import ReadoutPosterior, ReadoutPrior
-from kanerva.shapes import Embedding, Episode, Keys, MemoryMap, Readout
+from kanerva.shapes import Embedding, Episode, Keys, MemoryMap, Readout, Traces
 
 
 class KanervaPlusPlus(MemoryModel):
@@ -52,10 +52,13 @@ class KanervaPlusPlus(MemoryModel):
 
     # M-hat and the readout prior (Eq. 5, App. E)
 
+    def traces(self, maps: MemoryMap, keys: Keys) -> Traces:
+        """K blocks for each key, cut out of the memory (Eq. 5)."""
+        return read_blocks(maps, window(keys), self.config.memory.block)
+
     def read_maps(self, maps: MemoryMap, keys: Keys) -> DiagonalNormal:
-        """Cut K blocks for each key (Eq. 5) and turn them into the readout prior."""
-        traces = read_blocks(maps, window(keys), self.config.memory.block)
-        return self.readout_prior(traces)
+        """What the blocks that keys point at say of the readout: its prior."""
+        return self.readout_prior(self.traces(maps, keys))
 
     # The bound (§3.2)
 

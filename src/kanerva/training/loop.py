@@ -3,15 +3,17 @@
 Step s is a function of (seed, s) and the weights before it: its episodes, its pixels and its noise
 all come from streams named by step or epoch. So a run killed anywhere and resumed from its last
 checkpoint ends with the same weights as one that was never stopped (same machine and threads).
+
+Under `torchrun` several processes share each batch (`devices.py`); the first alone speaks and
+writes. How many there are changes rounding and nothing else, so a run may go on with more or fewer.
 """
 
-import copy
 import math
 import os
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +25,6 @@ from kanerva.config import RunConfig, to_dict
 from kanerva.data.episodes import FixedEpisodes, TrainingEpisodes
 from kanerva.errors import NumbersWentBad, UserError
 from kanerva.evaluation.bound import bound
-from kanerva.models import build
 from kanerva.models.base import Images, MemoryModel
 from kanerva.pictures import sheet
 from kanerva.provenance import commit, device_name, versions
@@ -44,9 +45,9 @@ from kanerva.training.checkpoint import (
     save_best,
     save_last,
 )
-from kanerva.training.optim import make_optimiser, update_average
+from kanerva.training.devices import first_alone, make_fabric
 from kanerva.training.schedule import lr_factor, warmup_steps
-from kanerva.training.step import StepResult, train_step
+from kanerva.training.step import Step, StepResult, assemble, form_of
 
 SAVE_EVERY = 300.0  # seconds; besides the save after each validation
 PATIENCE = 10  # steps in a row without finite numbers before a run gives up
@@ -56,7 +57,7 @@ PATIENCE = 10  # steps in a row without finite numbers before a run gives up
 class Outcome:
     """How a run ended."""
 
-    reason: str  # finished, minutes, SIGINT or SIGTERM
+    reason: str  # finished, bound, minutes, SIGINT or SIGTERM
     step: int
     total: int
     best_nll: float | None
@@ -86,17 +87,19 @@ def train(
     *,
     resume: bool = False,
     minutes: float | None = None,
+    until: float | None = None,
     data_root: Path | None = None,
     accelerator: str = "auto",
 ) -> Outcome:
-    """Train until the schedule ends, `minutes` pass or a signal comes; saves before it goes.
+    """Train until the schedule ends, the validation bound passes below `until`, `minutes` pass or
+    a signal comes; saves before it goes.
 
     Everything that can be wrong with the input is found before anything is written.
     """
     deadline = None if minutes is None else time.monotonic() + 60 * minutes
     train_set = load_split(config, "train", data_root)
     validation_set = load_split(config, "validation", data_root)
-    fabric = Fabric(accelerator=accelerator, devices=1, precision=config.precision)
+    fabric = make_fabric(config, accelerator)
     on_cpu = fabric.device.type == "cpu"
     if on_cpu and config.precision == "bf16-mixed" and "ONEDNN_MAX_CPU_ISA" not in os.environ:
         raise UserError(
@@ -112,14 +115,18 @@ def train(
         seed=config.seed,
         binarization=config.data.binarization,
         device=fabric.device,
+        rank=fabric.global_rank,
+        world_size=fabric.world_size,
     )
     validation = fixed_episodes(config, validation_set, fabric.device)
-    check_run(run, config, resume)
+    first_alone(fabric, lambda: check_run(run, config, resume))
     trainer = Trainer(config, run, fabric, episodes, validation, resume)
-    open_run(run, config, resume)
-    with locked(run), stop_signals() as caught:
+    first_alone(fabric, lambda: open_run(run, config, resume))
+    with ExitStack() as stack:
+        first_alone(fabric, lambda: stack.enter_context(locked(run)))
+        caught = stack.enter_context(stop_signals())
         try:
-            return trainer.fit(caught, deadline)
+            return trainer.fit(caught, deadline, until)
         except OSError as error:
             raise UserError(f"cannot write to run folder {run}: {error.strerror}") from error
 
@@ -151,22 +158,24 @@ class Trainer:
         self.episodes, self.validation = episodes, validation
         self.total = config.steps or config.epochs * episodes.steps_per_epoch
         self.warmup = warmup_steps(config.optim.warmup_epochs, episodes.steps_per_epoch, self.total)
-        torch.manual_seed(derive_seed(config.seed, "weights"))
-        self.model = build(config.model_config()).to(fabric.device)
-        self.average = copy.deepcopy(self.model).eval() if config.optim.ema else None
-        optimizer = make_optimiser(config.optim, self.model)
+        form = form_of(config.step, fabric.device, fabric.world_size)
+        parts = assemble(config, fabric.device, form)
+        self.model, self.average, self.optimizer = parts.model, parts.average, parts.optimizer
         self.progress = Progress()
         last = run / "checkpoints" / "last"
         if resume and last.exists():
-            self.progress = restore(last, self.model, optimizer, self.average)
+            self.progress = restore(last, self.model, self.optimizer, self.average)
         if self.progress.step > self.total:
             raise UserError(f"{run} is already at step {self.progress.step}, past {self.total}")
-        self.wrapped, self.optimizer = fabric.setup(self.model, optimizer)
+        self.step = Step(fabric, parts, clip=config.optim.clip, form=form)
+        self.step.carry_on(self.progress.skipped)
         self.about = {
             "config": to_dict(config),
             "commit": commit(),
             "versions": versions(),
             "device": device_name(fabric.device),
+            "processes": fabric.world_size,
+            "step": form,
         }
         self.streak = 0  # steps in a row that were skipped
         self.clock = time.monotonic()  # when `wall_s` was last brought up to date
@@ -176,71 +185,105 @@ class Trainer:
         """The weights that are validated and shipped: the average where there is one."""
         return self.model if self.average is None else self.average
 
-    def fit(self, caught: list[str], deadline: float | None) -> Outcome:
+    def fit(self, caught: list[str], deadline: float | None, until: float | None) -> Outcome:
         """Go from where the run stands to its end, or until told to stop."""
         config, progress = self.config, self.progress
         self.journal = Journal(
-            self.run, step=progress.step, total=self.total, metrics_bytes=progress.metrics_bytes
+            self.run,
+            step=progress.step,
+            total=self.total,
+            metrics_bytes=progress.metrics_bytes,
+            quiet=not self.fabric.is_global_zero,
         )
         images = config.batch * config.episode_length
-        size = sum(p.numel() for p in self.model.parameters())
-        self.journal.say(
-            f"{config.preset}, {config.model}: {size:,} parameters on "
-            f"{device_name(self.fabric.device)}; steps {progress.step} to {self.total} of "
-            f"{config.batch} episodes of {config.episode_length}"
-        )
+        self.journal.say(self._beginning())
         reason = "finished"
         logged, since = progress.step, time.monotonic()
-        begun, began = progress.step, time.monotonic()
+        start, begun, began = progress.step, progress.step, time.monotonic()
         while progress.step < self.total and reason == "finished":
-            result = self._step(progress.step)
+            self._step(progress.step)
             progress.step += 1
             progress.images_seen += images
             self.journal.bar.update()
-            if self.journal.bar.disable:
-                self._speak(result, progress.step - begun, time.monotonic() - began)
-            if progress.step % config.log_every == 0 or progress.step == self.total:
-                self._log(result, images * (progress.step - logged) / (time.monotonic() - since))
-                logged, since = progress.step, time.monotonic()
-            validated = progress.step % config.validate_every == 0 or progress.step == self.total
-            if validated:
-                self._validate()
-            if caught:
-                reason = caught[0]
-            elif deadline is not None and time.monotonic() > deadline:
-                reason = "minutes"
-            late = time.monotonic() - self.clock > SAVE_EVERY and self.streak == 0
+            last = progress.step == self.total
+            validated = progress.step % config.validate_every == 0 or last
+            logging = progress.step % config.log_every == 0 or last
+            talking = self._to_speak(first=progress.step == start + 1)
+            late = time.monotonic() - self.clock > SAVE_EVERY
+            if self.fabric.device.type == "cpu" or validated or logging or talking or late:
+                result = self._look()
+                if talking:
+                    self._speak(result, progress.step - begun, time.monotonic() - began)
+                if progress.step == start + 1 and self.step.form != "eager":
+                    begun, began = progress.step, time.monotonic()  # rates without compilation
+                if logging:
+                    rate = images * (progress.step - logged) / (time.monotonic() - since)
+                    self._log(result, rate)
+                    logged, since = progress.step, time.monotonic()
+            if validated and self._validate() < (-math.inf if until is None else until):
+                reason = "bound"
+            over = deadline is not None and time.monotonic() > deadline
+            told, over, late = self._agreed(bool(caught), over, late, now=logging or validated)
+            if told or over:
+                reason = "minutes" if not told else caught[0] if caught else "SIGTERM"
+                self._look()
+            late = late and self.streak == 0
             if validated or late or (reason != "finished" and self._healthy()):
                 self._save()
             if validated:
                 logged, since = progress.step, time.monotonic()
-        if progress.step == self.total:
+        if progress.step == self.total and reason != "bound":
             reason = "finished"
         self.journal.bar.close()
         self.journal.say(f"{reason} at step {progress.step} of {self.total}: {self.run}")
         return Outcome(reason, progress.step, self.total, progress.best_nll)
 
-    def _step(self, step: int) -> StepResult:
+    def _beginning(self) -> str:
+        """What is about to happen, and what may take a while."""
+        config, world = self.config, self.fabric.world_size
+        size = sum(p.numel() for p in self.model.parameters())
+        many = f" and {world - 1} more, {config.strategy}" if world > 1 else ""
+        slow = "" if self.step.form == "eager" else "; the first step compiles, about a minute"
+        return (
+            f"{config.preset}, {config.model}: {size:,} parameters on "
+            f"{device_name(self.fabric.device)}{many}; steps {self.progress.step} to {self.total} "
+            f"of {config.batch} episodes of {config.episode_length}, {self.step.form}{slow}"
+        )
+
+    def _step(self, step: int) -> None:
         """Step `step` of the schedule: a function of (seed, step) and the weights before it."""
         config = self.config
-        for group in self.optimizer.param_groups:
-            group["lr"] = self._lr(step)
-        torch.manual_seed(derive_seed(config.seed, "step", step))
         self.model.train()
-        episode = self.episodes.batch_at(step)
-        result = train_step(self.fabric, self.wrapped, self.optimizer, episode, config.optim.clip)
-        self.streak = 0 if result.applied else self.streak + 1
-        self.progress.skipped += not result.applied
+        self.step(
+            self.episodes.batch_at(step),
+            seed=derive_seed(config.seed, "step", step),
+            lr=self._lr(step),
+            decay=min(config.optim.ema, (step + 1) / (step + 10)),  # early weights fade quickly
+        )
+
+    def _look(self) -> StepResult:
+        """Wait for the last step and see how it went."""
+        result = self.step.look()
+        self.streak, self.progress.skipped = result.streak, result.skipped
         if self.streak >= PATIENCE:
             self.journal.bar.close()
             raise NumbersWentBad(
-                f"{self.run}: loss or gradient was not finite for {PATIENCE} steps in a row, "
-                f"up to step {step}; {self._kept()}"
+                f"{self.run}: loss or gradient was not finite for {self.streak} steps in a row, "
+                f"up to step {self.progress.step - 1}; {self._kept()}"
             )
-        if self.average is not None and result.applied:
-            decay = min(config.optim.ema, (step + 1) / (step + 10))  # early weights fade quickly
-            update_average(self.average, self.model, decay)
         return result
+
+    def _agreed(self, *mine: bool, now: bool) -> list[bool]:
+        """What any process says, of each question. Several ask each other only now and then:
+        they wait for the answer, and must not act on their own."""
+        if self.fabric.world_size == 1:
+            return list(mine)
+        if not (now or self.fabric.device.type == "cpu"):
+            return [False] * len(mine)
+        said = torch.tensor([float(one) for one in mine], device=self.fabric.device)
+        total = self.fabric.all_reduce(said, reduce_op="sum")
+        assert isinstance(total, torch.Tensor)
+        return (total > 0).tolist()
 
     def _lr(self, step: int) -> float:
         return self.config.optim.lr * lr_factor(step, self.total, self.warmup)
@@ -263,18 +306,24 @@ class Trainer:
             {k: f"{v:.1f}" for k, v in terms.items()} | {"img/s": f"{rate:.0f}"}
         )
 
-    def _speak(self, result: StepResult, done: int, seconds: float) -> None:
+    def _to_speak(self, first: bool) -> bool:
         """Off a terminal: a line after the first step and then every ten seconds."""
-        left = time.strftime(
-            "%H:%M:%S", time.gmtime((self.total - self.progress.step) * seconds / done)
-        )
-        rate = done * self.config.batch * self.config.episode_length / seconds
-        terms = describe(vars(result))
-        line = f"step {self.progress.step}/{self.total} {terms} {rate:.0f} img/s, {left} left"
-        self.journal.say(line, every=10.0 if done > 1 else 0.0)
+        if self.journal.quiet or not self.journal.bar.disable:
+            return False
+        return first or time.monotonic() - self.journal.spoken >= 10.0
 
-    def _validate(self) -> None:
-        """The bound on validation episodes decides which weights are `best`; a sample grid too."""
+    def _speak(self, result: StepResult, done: int, seconds: float) -> None:
+        line = f"step {self.progress.step}/{self.total} {describe(vars(result))}"
+        if done == 1 and self.step.form != "eager":
+            self.journal.say(f"{line} compiled and run in {seconds:.0f} s")
+            return
+        left = time.gmtime((self.total - self.progress.step) * seconds / done)
+        rate = done * self.config.batch * self.config.episode_length / seconds
+        self.journal.say(f"{line} {rate:.0f} img/s, {time.strftime('%H:%M:%S', left)} left")
+
+    def _validate(self) -> float:
+        """The bound on validation episodes, which decides what weights are `best`; a sample grid
+        too."""
         progress, config = self.progress, self.config
         judged = self.judged.eval()
         score = bound(judged, self.validation, limit=config.validate_episodes)
@@ -296,10 +345,13 @@ class Trainer:
         self.journal.say(f"step {progress.step}/{self.total} validation {describe(terms)}")
         if progress.best_nll is None or score.nll_nats < progress.best_nll:
             progress.best_nll, progress.best_step = score.nll_nats, progress.step
-            save_best(self.run / "checkpoints" / "best", judged)
+            best = self.run / "checkpoints" / "best"
+            first_alone(self.fabric, lambda: save_best(best, judged))
         episode = self.validation.batch(0, 1).images[0][:16]
         picture = sample_sheet(judged, episode, stream("samples", device=self.fabric.device))
-        picture.save(self.run / "samples" / f"step-{progress.step:07d}.png")
+        path = self.run / "samples" / f"step-{progress.step:07d}.png"
+        first_alone(self.fabric, lambda: picture.save(path))
+        return score.nll_nats
 
     def _kept(self) -> str:
         last = self.run / "checkpoints" / "last"
@@ -316,6 +368,9 @@ class Trainer:
         now = time.monotonic()
         self.progress.wall_s += now - self.clock
         self.clock = now
+        first_alone(self.fabric, self._write)
+
+    def _write(self) -> None:
         self.progress.metrics_bytes = self.journal.metrics.stat().st_size
         save_last(
             self.run / "checkpoints" / "last",

@@ -20,7 +20,7 @@ class LarsAdam(torch.optim.Optimizer):
     def __init__(
         self,
         params: list[dict],
-        lr: float,
+        lr: float | Tensor,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         weight_decay: float = 0.0,
@@ -29,6 +29,7 @@ class LarsAdam(torch.optim.Optimizer):
             "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "adapt": True
         }  # fmt: skip
         super().__init__(params, defaults)
+        self.found_inf: Tensor | None = None  # as torch's fused optimisers: 1 leaves all as it is
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # pyright: ignore
@@ -39,25 +40,31 @@ class LarsAdam(torch.optim.Optimizer):
                 continue
             for p in params:
                 if p not in self.state:
-                    self.state[p]["step"] = torch.zeros(())
+                    self.state[p]["step"] = torch.zeros((), device=p.device)
                     self.state[p]["exp_avg"] = torch.zeros_like(p)
                     self.state[p]["exp_avg_sq"] = torch.zeros_like(p)
             self._update(group, params)
 
     def _update(self, group: dict, params: list[Tensor]) -> None:
+        """Nothing here waits for the device: counts, rate and `found_inf` stay there."""
         beta1, beta2 = group["betas"]
         grads = [p.grad for p in params if p.grad is not None]
+        keep = torch.ones((), device=params[0].device)
+        if self.found_inf is not None:
+            keep = keep - self.found_inf
+            grads = [torch.where(keep > 0, grad, 0) for grad in grads]
         states = [self.state[p] for p in params]
         first, second = [s["exp_avg"] for s in states], [s["exp_avg_sq"] for s in states]
-        torch._foreach_add_([s["step"] for s in states], 1)
-        torch._foreach_lerp_(first, grads, 1 - beta1)
-        torch._foreach_mul_(second, beta2)
+        torch._foreach_add_([s["step"] for s in states], keep)
+        torch._foreach_mul_(first, beta1**keep)
+        torch._foreach_add_(first, grads, alpha=1 - beta1)
+        torch._foreach_mul_(second, beta2**keep)
         torch._foreach_addcmul_(second, grads, grads, 1 - beta2)
-        counts = [s["step"].item() for s in states]
+        count = torch.stack([s["step"] for s in states]).clamp(min=1)
         roots = torch._foreach_sqrt(second)
-        torch._foreach_div_(roots, [(1 - beta2**n) ** 0.5 for n in counts])
+        torch._foreach_div_(roots, list((1 - beta2**count).sqrt().unbind()))
         torch._foreach_add_(roots, group["eps"])
-        update = torch._foreach_div(first, [1 - beta1**n for n in counts])
+        update = torch._foreach_div(first, list((1 - beta1**count).unbind()))
         torch._foreach_div_(update, roots)
         if group["weight_decay"]:
             torch._foreach_add_(update, params, alpha=group["weight_decay"])
@@ -66,7 +73,8 @@ class LarsAdam(torch.optim.Optimizer):
             sizes = torch.stack(torch._foreach_norm(update))
             ratio = torch.where((norms > 0) & (sizes > 0), norms / sizes, 1.0)
             torch._foreach_mul_(update, list(ratio.unbind()))
-        torch._foreach_add_(params, update, alpha=-group["lr"])
+        torch._foreach_mul_(update, keep * group["lr"])
+        torch._foreach_sub_(params, update)
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict]:
@@ -80,19 +88,35 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict]:
 
 
 def make_optimiser(config: OptimConfig, model: nn.Module) -> torch.optim.Optimizer:
-    """The optimiser a config names."""
+    """The optimiser a config names, with its rate where the weights are: a step reads it there.
+
+    Both leave everything as it was where their `found_inf` is 1.
+    """
     groups = parameter_groups(model, config.weight_decay)
+    device = next(model.parameters()).device
+    for group in groups:
+        group["lr"] = torch.tensor(config.lr, device=device)
     if config.optimiser == "lars_adam":
         return LarsAdam(groups, lr=config.lr, betas=config.betas)
     for group in groups:
         del group["adapt"]
-    fused = all(p.is_cuda for p in model.parameters())
-    return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, fused=fused)
+    on_gpu = device.type == "cuda"  # capturable: its step may become part of a CUDA graph
+    return torch.optim.AdamW(groups, betas=config.betas, fused=True, capturable=on_gpu)
+
+
+def set_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """Change the learning rate where it is."""
+    for group in optimizer.param_groups:
+        group["lr"].fill_(lr)
 
 
 @torch.no_grad()
-def update_average(average: nn.Module, model: nn.Module, decay: float) -> None:
-    """average <- decay * average + (1 - decay) * model, parameters only; buffers are copied."""
-    torch._foreach_lerp_(list(average.parameters()), list(model.parameters()), 1 - decay)
-    for mine, theirs in zip(average.buffers(), model.buffers(), strict=True):
-        mine.copy_(theirs)
+def update_average(average: nn.Module, model: nn.Module, share: float | Tensor) -> None:
+    """average <- average + share * (model - average), parameters only; buffers are copied."""
+    mine: list[Tensor] = list(average.parameters())
+    theirs: list[Tensor] = list(model.parameters())
+    apart = torch._foreach_sub(theirs, mine)
+    torch._foreach_mul_(apart, share)
+    torch._foreach_add_(mine, apart)
+    if buffers := list(average.buffers()):
+        torch._foreach_copy_(buffers, list(model.buffers()))

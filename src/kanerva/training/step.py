@@ -1,54 +1,209 @@
-"""One training step: forward, backward, clip, update; skipped whole when numbers are not finite."""
+"""One training step: forward, backward, clip, update, average. Bad numbers: not at all.
 
+It has three forms, which compute the same:
+
+    eager      operation by operation in plain PyTorch: what the other two are held to
+    compiled   forward and backward as fused kernels (torch.compile), feature maps channels-last
+    captured   compiled, and the whole step replayed as one CUDA graph: nothing waits for Python
+
+A step never waits for the device. Rate, counts and figures live there; `look` fetches them.
+"""
+
+import copy
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from lightning_fabric import Fabric
 from torch import Tensor, nn
+from torch.utils._triton import has_triton
 
-from kanerva.models.base import ElboTerms
+from kanerva.config import RunConfig
+from kanerva.errors import UserError
+from kanerva.models import build
+from kanerva.models.base import ElboTerms, MemoryModel
+from kanerva.seeding import derive_seed, sharing
 from kanerva.shapes import Episode
+from kanerva.training.optim import make_optimiser, set_rate, update_average
+
+Form = Literal["eager", "compiled", "captured"]
+WARM = 3  # steps before a capture: libraries choose their kernels, buffers get their places
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step saw, averaged over its images: nats."""
+    """What a step saw, averaged over the images of all processes: nats. And what went before."""
 
     nll: float
     recon: float
     kl_z: float
     kl_y: float
     grad_norm: float
-    applied: bool  # False: loss or gradient was not finite and nothing was changed
+    skipped: int  # steps so far whose loss or gradient was not finite: they changed nothing
+    streak: int  # the last so many in a row
 
 
-def train_step(
-    fabric: Fabric,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    episode: Episode,
-    clip: float,
-) -> StepResult:
-    """Minimise the mean negative bound of one batch of episodes, and a model's auxiliary loss."""
-    buffers: list[Tensor] = [b.clone() for b in model.buffers()]  # the forward pass moves them
-    outputs: dict[str, Tensor] = model(episode)
-    auxiliary = outputs.pop("auxiliary", None)
-    terms = ElboTerms(**outputs)
-    loss = terms.loss
-    fabric.backward(loss if auxiliary is None else loss + auxiliary)
-    grad_norm = nn.utils.clip_grad_norm_(model.parameters(), clip)
-    applied = bool(torch.isfinite(loss) & torch.isfinite(grad_norm))
-    if applied:
-        optimizer.step()
-    else:
-        for buffer, before in zip(model.buffers(), buffers, strict=True):
-            buffer.copy_(before)
-    optimizer.zero_grad(set_to_none=True)
-    return StepResult(
-        nll=loss.item(),
-        recon=-terms.log_likelihood.mean().item(),
-        kl_z=terms.readout_kl.mean().item(),
-        kl_y=terms.key_kl.mean().item(),
-        grad_norm=float(grad_norm),
-        applied=applied,
-    )
+def form_of(asked: str, device: torch.device, world: int) -> Form:
+    """The form that `auto` means here; or the one asked for, where it can run."""
+    if asked == "auto":
+        if device.type != "cuda" or not has_triton():
+            return "eager"
+        return "captured" if world == 1 else "compiled"
+    if asked == "captured" and device.type != "cuda":
+        raise UserError("--step captured is a CUDA graph: on a CPU use eager or compiled")
+    if asked == "captured" and world > 1:
+        raise UserError("--step captured is for one process; several use compiled")
+    if asked not in ("eager", "compiled", "captured"):
+        raise UserError(f"unknown step {asked!r}: choose eager, compiled or captured")
+    return asked
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a step works on, where it is to run. `average` follows the weights, if a config asks."""
+
+    model: MemoryModel
+    average: MemoryModel | None
+    optimizer: torch.optim.Optimizer
+
+
+def assemble(config: RunConfig, device: torch.device, form: Form) -> Parts:
+    """Weights from a run's seed, their average and their optimiser."""
+    torch.manual_seed(derive_seed(config.seed, "weights"))
+    model = build(config.model_config()).to(device)
+    if form != "eager":
+        model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+    average = copy.deepcopy(model).eval() if config.optim.ema else None
+    return Parts(model, average, make_optimiser(config.optim, model))
+
+
+class Step:
+    """A model, its optimiser and its average, ready to take one step after another."""
+
+    def __init__(
+        self,
+        fabric: Fabric,
+        parts: Parts,
+        *,
+        clip: float,
+        form: Form,
+    ) -> None:
+        self.fabric, self.clip = fabric, clip
+        self.form: Form = form
+        self.model, self.average, self.optimizer = parts.model, parts.average, parts.optimizer
+        model = parts.model
+        self.parameters = list(model.parameters())
+        self.buffers: list[Tensor] = list(model.buffers())
+        self.before: list[Tensor] = []  # the buffers as they were: a forward pass moves them
+        self.share = torch.zeros((), device=fabric.device)  # of the new weights in the average
+        self.seen = torch.zeros(4, device=fabric.device)  # loss and its three terms
+        self.figures = torch.zeros(7, device=fabric.device)
+        self.graphs: list[torch.cuda.CUDAGraph] = []
+        self.taken = 0
+        module: nn.Module = model
+        if form != "eager":
+            # Noise as eager draws it, so that the forms agree. One graph: a break would be slow.
+            whole, random = form == "captured" or fabric.world_size == 1, {"fallback_random": True}
+            module = torch.compile(model, fullgraph=whole, dynamic=False, options=random)  # pyright: ignore
+        # Processes share gradients through Fabric's wrapper, except around CUDA graphs.
+        self.apart = form == "captured" and fabric.world_size > 1
+        self.wrapped = module if self.apart else fabric.setup_module(module)
+
+    def __call__(self, episode: Episode, *, seed: int, lr: float, decay: float) -> None:
+        """One step on this process's episodes; `decay` is the average's."""
+        set_rate(self.optimizer, lr)
+        self.share.fill_(1 - decay)
+        torch.manual_seed(seed)
+        with sharing(self.fabric.global_rank, self.fabric.world_size):
+            if self.form != "captured":
+                self.once(episode)
+            elif self.taken < WARM:  # what is to be captured must not have met another stream
+                with torch.cuda.stream(_after_all_else(torch.cuda.Stream())):
+                    self.once(episode)
+                torch.cuda.synchronize()
+            else:
+                self._replay(episode, seed)
+        self.taken += 1
+
+    def once(self, episode: Episode) -> None:
+        """The step itself."""
+        self._gradients(episode)
+        if self.apart:
+            self._share_gradients()
+        self._update()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def _gradients(self, episode: Episode) -> None:
+        """Of the mean negative bound of a batch, and of a model's auxiliary loss."""
+        self.before = [buffer.clone() for buffer in self.buffers]
+        with self.fabric.autocast():
+            outputs: dict[str, Tensor] = self.wrapped(episode)
+        auxiliary = outputs.pop("auxiliary", None)
+        terms = ElboTerms(**outputs)
+        self.fabric.backward(terms.loss if auxiliary is None else terms.loss + auxiliary)
+        with torch.no_grad():
+            means = [-terms.log_likelihood.mean(), terms.readout_kl.mean(), terms.key_kl.mean()]
+            self.seen.copy_(torch.stack([terms.loss, *means]))
+        if not self.apart:
+            self._average_over_processes(self.seen)
+
+    def _share_gradients(self) -> None:
+        """The mean over processes of gradients and figures, in one message."""
+        tensors = [p.grad for p in self.parameters if p.grad is not None] + [self.seen]
+        flat = torch.cat([tensor.flatten() for tensor in tensors])
+        self._average_over_processes(flat)
+        parts = flat.split([tensor.numel() for tensor in tensors])
+        views = [part.view_as(tensor) for part, tensor in zip(parts, tensors, strict=True)]
+        torch._foreach_copy_(tensors, views)
+
+    def _average_over_processes(self, tensor: Tensor) -> None:
+        if self.fabric.world_size > 1:
+            mean = self.fabric.all_reduce(tensor, reduce_op="mean")
+            assert isinstance(mean, Tensor)
+            tensor.copy_(mean)
+
+    @torch.no_grad()
+    def _update(self) -> None:
+        """Clip, take the optimiser's step and follow with the average; or leave all as it was."""
+        grad_norm = nn.utils.clip_grad_norm_(self.parameters, self.clip)
+        bad = ~(self.seen[0].isfinite() & grad_norm.isfinite())  # the same in every process
+        self.optimizer.found_inf = bad.float()  # pyright: ignore
+        self.optimizer.step()
+        for buffer, old in zip(self.buffers, self.before, strict=True):
+            buffer.copy_(torch.where(bad, old, buffer))
+        if self.average is not None:
+            update_average(self.average, self.model, self.share * ~bad)
+        skipped, streak = self.figures[5] + bad, (self.figures[6] + 1) * bad
+        self.figures.copy_(torch.cat([self.seen, torch.stack([grad_norm, skipped, streak])]))
+
+    def _replay(self, episode: Episode, seed: int) -> None:
+        """The step as two CUDA graphs, recorded the first time: up to the gradients, which the
+        processes may have to share, and from there. A recording runs nothing."""
+        if not self.graphs:
+            self.episode = episode.clone()
+            self.graphs = [torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()]
+            with torch.cuda.graph(self.graphs[0]):
+                self._gradients(self.episode)
+            with torch.cuda.graph(self.graphs[1]):
+                self._update()
+            torch.manual_seed(seed)  # a replay draws from the generator as it stands then
+        self.episode.copy_(episode)
+        self.graphs[0].replay()
+        if self.apart:
+            self._share_gradients()
+        self.graphs[1].replay()
+
+    def look(self) -> StepResult:
+        """The figures of the last step. Waits for it."""
+        nll, recon, kl_z, kl_y, grad_norm, skipped, streak = self.figures.tolist()
+        return StepResult(nll, recon, kl_z, kl_y, grad_norm, int(skipped), int(streak))
+
+    def carry_on(self, skipped: int) -> None:
+        """Count skipped steps from where a resumed run stood."""
+        self.figures[5] = skipped
+
+
+def _after_all_else(stream: torch.cuda.Stream) -> torch.cuda.Stream:
+    """A stream whose work begins when what is under way has ended."""
+    stream.wait_stream(torch.cuda.current_stream())
+    return stream

@@ -1,0 +1,1 @@
+"""How fast: throughput, agreement of a step's forms, time to a bound, evaluation; as records."""

@@ -1,0 +1,178 @@
+"""Measurements as text and as a picture.
+
+python -m kanerva.benchmark.report docs/speed.png results/bench/*.json
+"""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from kanerva.benchmark.timing import read_measurement
+
+matplotlib.use("Agg")
+COLOURS = {"eager": "#999999", "compiled": "#4c9f70", "captured": "#1f4e79"}
+
+
+def table(record: dict[str, Any]) -> str:
+    """A measurement as `kanerva bench` prints it."""
+    versions = ", ".join(f"{name} {value}" for name, value in record["versions"].items())
+    head = [f"{record['command']}", f"{record['device']}; {versions}; {record['date']}", ""]
+    return "\n".join(head + TABLES[record["kind"]](record))
+
+
+def _throughput(record: dict[str, Any]) -> list[str]:
+    on_gpu = record["rows"][0]["peak_gib"] is not None
+    lines = [
+        f"{'model':<10}{'preset':<14}{'T':>4}{'batch':>6}{'K':>3}{'side':>5} {'form':<9}"
+        + (f"{'images/s':>9} {'(range)':<15}" if on_gpu else "")
+        + f"{'vs first':>9}{'ms/step':>9}"
+        + "".join(f"{part:>9}" for part in ("data", "forward", "backward", "update", "read"))
+        + f"{'MFLOP/im':>9}"
+        + (f"{'TFLOP/s':>8}{'share':>7}{'GiB':>6}{'first s':>8}" if on_gpu else "")
+    ]
+    for row in record["rows"]:
+        low, high = row["images_per_s_range"]
+        speed = f"{row['images_per_s']:9.0f} {f'({low:.0f}-{high:.0f})':<15}"
+        mflop = row["flop_per_image"] / 1e6
+        chip = (
+            f"{row['flop_per_s'] / 1e12:8.1f}{row['matrix_share']:7.1%}{row['peak_gib']:6.1f}"
+            f"{row['first_step_s']:8.1f}"
+            if on_gpu
+            else ""
+        )
+        lines.append(
+            f"{row['model']:<10}{row['preset']:<14}{row['T']:4d}{row['batch']:6d}{row['K']:3d}"
+            f"{row['side']:5d} {row['form']:<9}"
+            + (speed if on_gpu else "")
+            + f"{row['times_first']:8.2f}x{row['ms_per_step']:9.2f}"
+            + "".join(f"{ms:9.3f}" for ms in row["ms_by_part"].values())
+            + f"{mflop:9.0f}{chip}"
+        )
+    if not on_gpu:
+        return [*lines, "", "on a CPU only the ratios of one run mean anything"]
+    rates = {row["precision"]: row["matrix_rate"] for row in record["rows"]}
+    said = ", ".join(f"{rate / 1e12:.0f} TFLOP/s in {name}" for name, rate in rates.items())
+    return [*lines, "", f"share: of a large matrix product's rate, measured here: {said}"]
+
+
+def _agreement(record: dict[str, Any]) -> list[str]:
+    lines = [
+        f"{'precision':<12}{'form':<10}{'steps':>6}{'first loss':>12}{'last loss':>11}"
+        f"{'largest':>10}{'mean':>10}{'weights':>10}"
+    ]
+    for row in record["rows"]:
+        lines.append(
+            f"{row['precision']:<12}{row['form']:<10}{row['steps']:6d}{row['first_loss']:12.4f}"
+            f"{row['last_loss']:11.4f}{row['loss_max_relative']:10.1e}"
+            f"{row['loss_mean_relative']:10.1e}{row['weights_relative']:10.1e}"
+        )
+    return [
+        *lines,
+        "",
+        f"{record['preset']}, {record['model']}: relative distance of a step's loss from eager's, "
+        "largest and mean;",
+        "of the final weights, as a share of how far they moved",
+    ]
+
+
+def _quality(record: dict[str, Any]) -> list[str]:
+    lines = []
+    for row in record["rows"]:
+        lines.append(
+            f"{row['preset']}, {row['model']}: below {row['target_nats']} nats "
+            f"{'after' if row['reached'] else 'NOT reached in'} {row['seconds']:.1f} s "
+            f"(step {row['steps']} of {row['of_steps']}); validation {row['validation_nats']:.2f}, "
+            f"test {row['test_nats']:.2f} on {row['test_images']} images; {row['note']}"
+        )
+    return lines
+
+
+def _evaluation(record: dict[str, Any]) -> list[str]:
+    return [
+        f"{row['score']:<10}{row['seconds']:8.2f} s  {row['nats']:8.3f} nats, {row['images']} "
+        f"images of {record['preset']} test"
+        for row in record["rows"]
+    ]
+
+
+TABLES = {
+    "throughput": _throughput,
+    "agreement": _agreement,
+    "quality": _quality,
+    "evaluation-time": _evaluation,
+}
+
+
+# The picture: what the forms give, and what T and a memory's side cost
+
+
+def draw(records: list[dict[str, Any]]) -> Figure:
+    """Images per second by form; microseconds per image against T, and of a read against side."""
+    rows = [row for r in records if r["kind"] == "throughput" for row in r["rows"]]
+    figure = Figure(figsize=(13, 4.2), layout="constrained")
+    forms, lengths, sides = figure.subplots(1, 3)
+    _bars(forms, rows)
+    _curves(lengths, rows, "T", "a step, by T", lambda r: 1e3 * r["ms_per_step"])
+    _curves(
+        sides, rows, "side", "reads alone, by side of the memory",
+        lambda r: 1e3 * r["ms_by_part"]["read"],
+    )  # fmt: skip
+    return figure
+
+
+def _bars(axes: Axes, rows: list[dict[str, Any]]) -> None:
+    """The first row of each model, preset and form."""
+    found: dict[str, dict[str, float]] = {}
+    for row in rows:
+        name = f"{row['preset']}\n{row['model']}"
+        found.setdefault(name, {}).setdefault(row["form"], row["images_per_s"])
+    found = {name: forms for name, forms in found.items() if len(forms) > 1}
+    for number, forms in enumerate(found.values()):
+        for place, (form, rate) in enumerate(forms.items()):
+            x = number + 0.27 * (place - 1)
+            axes.bar(x, rate / 1e3, 0.25, color=COLOURS[form], label="" if number else form)
+            axes.text(x, rate / 1e3, f"{rate / 1e3:.0f}", ha="center", va="bottom", fontsize=8)
+    axes.set_xticks(range(len(found)), list(found))
+    axes.margins(y=0.12)
+    axes.set_ylabel("thousand training images per second")
+    axes.set_title("a step in its forms", fontsize=10)
+    if found:
+        axes.legend(frameon=False, fontsize=8)
+
+
+def _curves(axes: Axes, rows: list[dict[str, Any]], what: str, title: str, cost: Any) -> None:
+    """One line for each model and preset that was measured at several values of `what`."""
+    lines: dict[tuple[Any, ...], dict[int, float]] = {}
+    for row in rows:
+        others = [row[k] for k in ("model", "preset", "variant", "form", "capacity", "K")]
+        fixed = row["side"] if what == "T" else row["T"]
+        per_image = cost(row) / (row["T"] * row["batch"])
+        lines.setdefault((*others, fixed), {})[row[what]] = per_image
+    for name, points in lines.items():
+        if len(points) < 3:
+            continue
+        xs = sorted(points)
+        label = f"{name[1]}, {name[0]}, {name[3]}"
+        axes.plot(xs, [points[x] for x in xs], "o-", markersize=4, label=label)
+        axes.set_xticks(xs, [str(x) for x in xs])
+    axes.set_xscale("log", base=2)
+    if axes.lines:
+        axes.set_xticks(sorted({int(x) for line in axes.lines for x in line.get_xdata()}))  # pyright: ignore
+        axes.xaxis.set_major_formatter("{x:.0f}")
+        axes.minorticks_off()
+        axes.legend(frameon=False, fontsize=8)
+    axes.set_ylim(bottom=0)
+    axes.margins(y=0.2)
+    axes.set_xlabel("images in an episode, T" if what == "T" else "side of the memory")
+    axes.set_ylabel("microseconds per image")
+    axes.set_title(title, fontsize=10)
+    axes.grid(True, color="#eeeeee")
+    axes.set_axisbelow(True)
+
+
+if __name__ == "__main__":
+    draw([read_measurement(Path(path)) for path in sys.argv[2:]]).savefig(sys.argv[1], dpi=110)

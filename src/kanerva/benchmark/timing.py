@@ -1,0 +1,112 @@
+"""A clock that waits for the device, the device's own limits, and the record of a measurement."""
+
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kanerva.errors import UserError
+from kanerva.provenance import commit, device_name, versions
+from kanerva.training.step import Form
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Milliseconds of one call: the median of several windows, the quickest and the slowest."""
+
+    ms: float
+    least: float
+    most: float
+
+
+def wait(device: torch.device) -> None:
+    """Until what was asked of a device is done."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def timed(
+    call: Callable[[], object], device: torch.device, *, calls: int, windows: int = 5
+) -> Timing:
+    """Time `windows` times `calls` calls in a row, after a few to warm up."""
+    for _ in range(min(calls, 3)):
+        call()
+    found = []
+    for _ in range(windows):
+        wait(device)
+        start = time.perf_counter()
+        for _ in range(calls):
+            call()
+        wait(device)
+        found.append(1e3 * (time.perf_counter() - start) / calls)
+    return Timing(statistics.median(found), min(found), max(found))
+
+
+def replayed(call: Callable[[], object], device: torch.device, form: Form) -> Callable[[], object]:
+    """A call as a step's form would run it: as it is, or as a CUDA graph."""
+    if form != "captured":
+        return call
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(2):
+            call()
+    torch.cuda.synchronize(device)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return graph.replay
+
+
+def matrix_rate(device: torch.device, precision: str) -> float:
+    """FLOP/s of a large matrix product in the type a run's products have, on random numbers."""
+    on_gpu = device.type == "cuda"
+    size = 8192 if on_gpu else 1024
+    dtype = torch.bfloat16 if precision == "bf16-mixed" else torch.float32
+    a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
+    ms = timed(lambda: a @ b, device, calls=20 if on_gpu else 5).ms
+    return 2 * size**3 / (ms / 1e3)
+
+
+def measurement(kind: str, device: torch.device, command: str, **content: Any) -> dict[str, Any]:
+    """A record: what was measured, on what, by which code and command."""
+    return {
+        "schema": 1,
+        "kind": kind,
+        "command": command,
+        "date": time.strftime("%Y-%m-%d"),
+        "commit": commit(),
+        "versions": versions(),
+        "device": device_name(device),
+    } | content
+
+
+def write_measurement(record: dict[str, Any], folder: Path, name: str) -> Path:
+    """File a record as FOLDER/NAME.json."""
+    path = folder / f"{name}.json"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}.tmp")
+        temporary.write_text(json.dumps(record, indent=2) + "\n")
+        os.replace(temporary, path)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}") from error
+    return path
+
+
+def read_measurement(path: Path) -> dict[str, Any]:
+    """A record as it was filed."""
+    try:
+        record = json.loads(path.read_text())
+        assert record["kind"] in ("throughput", "agreement", "quality", "evaluation-time")
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, AssertionError) as error:
+        raise UserError(f"{path} is no record of kanerva bench") from error
+    return record
