@@ -172,7 +172,7 @@ def test_a_residual_block_is_its_formula(width: int, groups: int):
     block = ResidualBlock(width)
     for parameter in block.parameters():
         nn.init.normal_(parameter, std=0.3)
-    norm1, _, conv1, norm2, _, conv2 = block.body
+    norm1, conv1, norm2, conv2 = block.body
     x = torch.randn(3, width, 4, 5)
 
     def normed(maps: torch.Tensor, norm: nn.GroupNorm) -> torch.Tensor:
