@@ -13,7 +13,14 @@ from kanerva.errors import UserError
 from kanerva.models import build
 from kanerva.models.base import MemoryModel
 from kanerva.training import checkpoint
-from kanerva.training.checkpoint import Progress, recover, restore, save_best, save_last
+from kanerva.training.checkpoint import (
+    Progress,
+    recover,
+    restore,
+    run_state,
+    save_best,
+    save_last,
+)
 from kanerva.training.optim import make_optimiser
 
 
@@ -39,7 +46,8 @@ def test_a_restored_run_goes_on_exactly(tmp_path: Path, trained, tiny: ModelConf
     model, optimizer, steps, fresh_optimizer = trained
     average = copy.deepcopy(model)
     progress = Progress(step=3, best_nll=12.5, best_step=2, images_seen=18, metrics_bytes=44)
-    save_last(tmp_path / "last", model, optimizer, progress, average, {"commit": "abc"})
+    state = run_state(model, optimizer, average)
+    save_last(tmp_path / "last", model, state, progress, {"commit": "abc"})
     torch.manual_seed(99)
     other, other_average = build(tiny), build(tiny)
     other_optimizer = fresh_optimizer(other)
@@ -61,7 +69,7 @@ def saved(tmp_path: Path, tiny: ModelConfig) -> Path:
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
     optimizer.step()
-    save_last(tmp_path / "last", model, optimizer, Progress(step=1), None, {})
+    save_last(tmp_path / "last", model, run_state(model, optimizer, None), Progress(step=1), {})
     return tmp_path / "last"
 
 
@@ -115,7 +123,8 @@ def test_a_kill_between_the_two_renames_loses_nothing(saved: Path, tiny: ModelCo
     model = build(tiny)
     monkeypatch.setattr(checkpoint.os, "rename", rename)
     with pytest.raises(KeyboardInterrupt):
-        save_last(saved, model, make_optimiser(OptimConfig(), model), Progress(step=2), None, {})
+        state = run_state(model, make_optimiser(OptimConfig(), model), None)
+        save_last(saved, model, state, Progress(step=2), {})
     monkeypatch.undo()
     assert not saved.exists()
     recover(saved)
@@ -129,7 +138,8 @@ def test_leftovers_of_a_killed_save_are_cleared_by_the_next(saved: Path, tiny: M
     (saved.with_name(".last.tmp") / "stray").write_text("half")
     recover(saved)
     model = build(tiny)
-    save_last(saved, model, make_optimiser(OptimConfig(), model), Progress(step=2), None, {})
+    state = run_state(model, make_optimiser(OptimConfig(), model), None)
+    save_last(saved, model, state, Progress(step=2), {})
     assert sorted(p.name for p in saved.parent.iterdir()) == ["last"]
     assert not (saved / "stray").exists()
 

@@ -8,6 +8,7 @@ import importlib
 import os
 import re
 import sys
+import time
 import warnings
 
 from jsonargparse import ArgumentError
@@ -15,6 +16,8 @@ from jsonargparse import ArgumentError
 import kanerva
 from kanerva.commands.options import in_our_words
 from kanerva.errors import NumbersWentBad, UserError
+
+PATIENCE = 10.0  # seconds; torchrun ends all processes as soon as one has failed
 
 VERBS = {  # verb: (module under kanerva.commands, what it does)
     "train": ("train", "train a model, or --resume a run"),
@@ -69,7 +72,10 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def complain(error: object, code: int) -> int:
-    """One line on stderr, whatever the message."""
+    """One line on stderr, whatever the message. Of the processes of `torchrun` the first says it:
+    the others wait, and speak only if it had nothing to say."""
+    if os.environ.get("LOCAL_RANK", "0") != "0":
+        time.sleep(PATIENCE)
     print(f"kanerva: {' '.join(str(error).split())[:500]}", file=sys.stderr)
     return code
 

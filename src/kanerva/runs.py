@@ -165,7 +165,7 @@ class Journal:
         if self.quiet:
             return
         text = io.StringIO()
-        numbers = {k: f"{v:.6g}" for k, v in values.items()}
+        numbers = {k: f"{v:.9g}" for k, v in values.items()}
         row = {"step": step, "epoch": f"{epoch:.4f}", "split": split} | numbers
         csv.DictWriter(text, COLUMNS, lineterminator="\n").writerow(row)
         with self.metrics.open("a") as file:

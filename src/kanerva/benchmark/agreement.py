@@ -19,7 +19,7 @@ def agreement(
     rows: list[dict[str, Any]] = []
     for form in forms:
         torch._dynamo.reset()
-        parts = assemble(config, fabric.device, form)
+        parts = assemble(config, fabric, form)
         start = _weights(parts.model)
         step = Step(fabric, parts, clip=config.optim.clip, form=form)
         parts.model.train()

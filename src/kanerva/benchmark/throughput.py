@@ -66,7 +66,7 @@ def throughput(config: RunConfig, form: Form, fabric: Fabric, *, steps: int) -> 
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
     episodes = random_episodes(config, device)
-    step = Step(fabric, assemble(config, device, form), clip=config.optim.clip, form=form)
+    step = Step(fabric, assemble(config, fabric, form), clip=config.optim.clip, form=form)
     step.model.train()
     count = 0
 

@@ -136,7 +136,7 @@ def _quality(options: dict[str, Any], device: torch.device) -> tuple[list, dict[
             data_root=root_of(options),
             accelerator=device.type,
         )
-    form = form_of(config.step, device, 1)
+    form = form_of(config.step, device)
     note = ", ".join(part for part in (form, config.precision, options["note"]) if part)
     return [row | {"form": form, "note": note}], {"preset": config.preset, "model": config.model}
 
@@ -202,7 +202,7 @@ def _numbers(options: dict[str, Any], name: str, default: int) -> list[int]:
 def _forms(options: dict[str, Any], device: torch.device) -> list[Form]:
     """The forms asked for, or all that run here: eager first, as what the others are held to."""
     if options["step"] is not None:
-        return [form_of(name, device, 1) for name in options["step"].split(",")]
+        return [form_of(name, device) for name in options["step"].split(",")]
     return ["eager", "compiled", "captured"] if device.type == "cuda" else ["eager", "compiled"]
 
 

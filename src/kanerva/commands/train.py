@@ -1,6 +1,7 @@
 """`kanerva train`: options start from a preset or the run to resume; then --config, then flags."""
 
 import inspect
+import os
 import re
 import sys
 from argparse import SUPPRESS
@@ -38,7 +39,8 @@ def train(argv: list[str]) -> int:
     if config.data.set != preset(config.preset).data.set:
         raise UserError(f"preset {config.preset} is not for data.set={config.data.set}")
     run = Path(own["run"] or run_name(config.preset, config.model, config.variant, config.seed))
-    if resume and not (run / "config.yaml").is_file():
+    first = os.environ.get("RANK", "0") == "0"  # of several processes the first speaks
+    if resume and first and not (run / "config.yaml").is_file():
         print(f"nothing to resume at {run}: starting anew", file=sys.stderr)
     if resume and (run / "config.yaml").is_file():
         check_same_run(run, to_dict(read_run_config(run)), config)
@@ -50,6 +52,8 @@ def train(argv: list[str]) -> int:
         data_root=root_of(own),
         accelerator=device_of(own),
     )
+    if not first:
+        return EXIT[outcome.reason]
     best = (
         "" if outcome.best_nll is None else f", best validation bound {outcome.best_nll:.2f} nats"
     )

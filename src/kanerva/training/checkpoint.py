@@ -21,6 +21,7 @@ from torch import Tensor
 from kanerva.errors import UserError
 from kanerva.models.base import CONFIG, WEIGHTS, MemoryModel, load_weights, save_weights
 from kanerva.tensorfile import read_tensors, write_tensors
+from kanerva.training.devices import shard_like, whole
 
 OPTIMIZER, STATE = "optimizer.safetensors", "state.json"
 
@@ -89,7 +90,7 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """Optimiser state by parameter number and name, as plain tensors."""
     state = optimizer.state_dict()["state"]
     return {
-        f"{index}.{name}": torch.as_tensor(value).detach().cpu().contiguous()
+        f"{index}.{name}": whole(torch.as_tensor(value)).detach().cpu().contiguous()
         for index, entries in state.items()
         for name, value in entries.items()
     }
@@ -97,12 +98,36 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
     """The inverse; groups and their options come from the config."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
     state: dict[int, dict[str, Tensor]] = {}
     for key, value in tensors.items():
         index, name = key.split(".", 1)
-        state.setdefault(int(index), {})[name] = value
+        state.setdefault(int(index), {})[name] = shard_like(value, parameters[int(index)])
     groups = optimizer.state_dict()["param_groups"]
     optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+def weights_of(model: MemoryModel) -> dict[str, Tensor]:
+    """A model's tensors, whole; where they lie in shards all processes must ask together."""
+    return {name: whole(value).detach() for name, value in model.state_dict().items()}
+
+
+@dataclass(frozen=True)
+class RunState:
+    """All tensors of a run at one step, whole."""
+
+    weights: dict[str, Tensor]
+    rest: dict[str, Tensor]  # of the optimiser and the average
+
+
+def run_state(
+    model: MemoryModel, optimizer: torch.optim.Optimizer, average: MemoryModel | None
+) -> RunState:
+    """Gather what `save_last` writes: of all processes together, one then writes it."""
+    rest = {f"optimizer.{k}": v for k, v in optimizer_tensors(optimizer).items()}
+    if average is not None:
+        rest |= {f"average.{k}": v for k, v in weights_of(average).items()}
+    return RunState(weights_of(model), rest)
 
 
 def save_best(folder: Path, model: MemoryModel) -> None:
@@ -112,24 +137,16 @@ def save_best(folder: Path, model: MemoryModel) -> None:
 
 
 def save_last(
-    folder: Path,
-    model: MemoryModel,
-    optimizer: torch.optim.Optimizer,
-    progress: Progress,
-    average: MemoryModel | None,
-    about: dict[str, Any],
+    folder: Path, model: MemoryModel, state: RunState, progress: Progress, about: dict[str, Any]
 ) -> None:
     """Everything a run needs to go on as if it had never stopped."""
-    tensors = {f"optimizer.{k}": v for k, v in optimizer_tensors(optimizer).items()}
-    if average is not None:
-        tensors |= {f"average.{k}": v for k, v in average.state_dict().items()}
     with _replacing(folder) as temporary:
-        save_weights(model, temporary)
-        write_tensors(temporary / OPTIMIZER, tensors, {"format": "pt"})
+        save_weights(model, temporary, state.weights)
+        write_tensors(temporary / OPTIMIZER, state.rest, {"format": "pt"})
         digests = {name: _digest(temporary / name) for name in (WEIGHTS, CONFIG, OPTIMIZER)}
-        state = {"progress": asdict(progress), "sha256": digests, "about": about}
-        state["seal"] = _seal(state)
-        (temporary / STATE).write_text(json.dumps(state, indent=2) + "\n")
+        content = {"progress": asdict(progress), "sha256": digests, "about": about}
+        content["seal"] = _seal(content)
+        (temporary / STATE).write_text(json.dumps(content, indent=2) + "\n")
 
 
 def _seal(state: dict[str, Any]) -> str:
@@ -161,11 +178,11 @@ def restore(
 ) -> Progress:
     """Load what `save_last` wrote into a model and optimiser built from the same config, once its
     files are found to be those that `state.json` was saved with."""
-    state = read_state(folder)
-    for name, digest in state["sha256"].items():
+    saved = read_state(folder)
+    for name, digest in saved["sha256"].items():
         if not (folder / name).is_file() or _digest(folder / name) != digest:
             raise UserError(f"{folder / name} is truncated or was altered after it was saved")
-    load_weights(model, folder / WEIGHTS)
+    load_weights(model, folder / WEIGHTS, shard_like)
     tensors, _ = read_tensors(folder / OPTIMIZER)
 
     def part(prefix: str) -> dict[str, Tensor]:
@@ -173,5 +190,7 @@ def restore(
 
     restore_optimizer(optimizer, part("optimizer."))
     if average is not None:
-        average.load_state_dict(part("average."))
-    return Progress(**state["progress"])
+        held = average.state_dict()
+        state = {name: shard_like(value, held[name]) for name, value in part("average.").items()}
+        average.load_state_dict(state)
+    return Progress(**saved["progress"])

@@ -1,10 +1,15 @@
 """One process or many: what `torchrun` started, as a Fabric, and work that the first does alone."""
 
+import logging
 import os
 from collections.abc import Callable
 
 import torch
 from lightning_fabric import Fabric
+from lightning_fabric.strategies import ModelParallelStrategy, Strategy
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from kanerva.config import RunConfig
 from kanerva.errors import UserError
@@ -27,15 +32,48 @@ def make_fabric(config: RunConfig, accelerator: str) -> Fabric:
             f"{here} processes need {here} CUDA devices, this machine shows "
             f"{torch.cuda.device_count()}: use --nproc_per_node {torch.cuda.device_count()}"
         )
+    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # its banner is not our words
+    strategy: Strategy | str = "auto"
+    if world > 1:
+        strategy = "ddp"
+        if config.strategy == "fsdp":
+            strategy = ModelParallelStrategy(
+                _shard, data_parallel_size=world, tensor_parallel_size=1
+            )
     fabric = Fabric(
         accelerator=accelerator,
         devices=here,
         num_nodes=world // here,
-        strategy=config.strategy if world > 1 else "auto",
+        strategy=strategy,
         precision=config.precision,
     )
     fabric.launch()
     return fabric
+
+
+def _shard(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """Spread a model's weights over the processes; a forward pass gathers them."""
+    from torch.distributed.fsdp import fully_shard
+
+    fully_shard(model, mesh=mesh["data_parallel"])
+    return model
+
+
+def in_shards(model: nn.Module) -> bool:
+    """Whether each process holds a part of the weights only."""
+    return any(isinstance(parameter, DTensor) for parameter in model.parameters())
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A tensor as one process would have it. All must ask for one that lies in shards."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def shard_like(tensor: Tensor, like: Tensor) -> Tensor:
+    """The inverse: this process's part of a whole tensor, where `like` lies in shards."""
+    if not isinstance(like, DTensor) or tensor.ndim == 0:
+        return tensor
+    return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements)
 
 
 def first_alone(fabric: Fabric, work: Callable[[], object]) -> None:

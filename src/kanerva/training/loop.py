@@ -25,6 +25,7 @@ from kanerva.config import RunConfig, to_dict
 from kanerva.data.episodes import FixedEpisodes, TrainingEpisodes
 from kanerva.errors import NumbersWentBad, UserError
 from kanerva.evaluation.bound import bound
+from kanerva.models import build
 from kanerva.models.base import Images, MemoryModel
 from kanerva.pictures import sheet
 from kanerva.provenance import commit, device_name, versions
@@ -42,10 +43,12 @@ from kanerva.training.checkpoint import (
     read_state,
     recover,
     restore,
+    run_state,
     save_best,
     save_last,
+    weights_of,
 )
-from kanerva.training.devices import first_alone, make_fabric
+from kanerva.training.devices import first_alone, in_shards, make_fabric
 from kanerva.training.schedule import lr_factor, warmup_steps
 from kanerva.training.step import Step, StepResult, assemble, form_of
 
@@ -158,8 +161,10 @@ class Trainer:
         self.episodes, self.validation = episodes, validation
         self.total = config.steps or config.epochs * episodes.steps_per_epoch
         self.warmup = warmup_steps(config.optim.warmup_epochs, episodes.steps_per_epoch, self.total)
-        form = form_of(config.step, fabric.device, fabric.world_size)
-        parts = assemble(config, fabric.device, form)
+        form = form_of(
+            config.step, fabric.device, fabric.world_size > 1 and config.strategy == "fsdp"
+        )
+        parts = assemble(config, fabric, form)
         self.model, self.average, self.optimizer = parts.model, parts.average, parts.optimizer
         self.progress = Progress()
         last = run / "checkpoints" / "last"
@@ -183,7 +188,15 @@ class Trainer:
     @property
     def judged(self) -> MemoryModel:
         """The weights that are validated and shipped: the average where there is one."""
-        return self.model if self.average is None else self.average
+        return self._whole(self.model if self.average is None else self.average)
+
+    def _whole(self, model: MemoryModel) -> MemoryModel:
+        """A model that one process can use alone: a copy, where weights lie in shards."""
+        if not in_shards(model):
+            return model
+        copied = build(self.config.model_config()).to(self.fabric.device)
+        copied.load_state_dict(weights_of(model))
+        return copied
 
     def fit(self, caught: list[str], deadline: float | None, until: float | None) -> Outcome:
         """Go from where the run stands to its end, or until told to stop."""
@@ -361,24 +374,21 @@ class Trainer:
         """Whether the weights are worth keeping: while steps are being skipped, look first."""
         if self.streak == 0:
             return True
-        return math.isfinite(bound(self.model.eval(), self.validation, limit=1).nll_nats)
+        return math.isfinite(
+            bound(self._whole(self.model).eval(), self.validation, limit=1).nll_nats
+        )
 
     def _save(self) -> None:
         """Everything needed to go on."""
         now = time.monotonic()
         self.progress.wall_s += now - self.clock
         self.clock = now
-        first_alone(self.fabric, self._write)
-
-    def _write(self) -> None:
-        self.progress.metrics_bytes = self.journal.metrics.stat().st_size
-        save_last(
-            self.run / "checkpoints" / "last",
-            self.model,
-            self.optimizer,
-            self.progress,
-            self.average,
-            self.about,
+        if not self.journal.quiet:
+            self.progress.metrics_bytes = self.journal.metrics.stat().st_size
+        state = run_state(self.model, self.optimizer, self.average)
+        last = self.run / "checkpoints" / "last"
+        first_alone(
+            self.fabric, lambda: save_last(last, self.model, state, self.progress, self.about)
         )
 
 

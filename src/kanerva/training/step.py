@@ -24,6 +24,7 @@ from kanerva.models import build
 from kanerva.models.base import ElboTerms, MemoryModel
 from kanerva.seeding import derive_seed, sharing
 from kanerva.shapes import Episode
+from kanerva.training.devices import in_shards, whole
 from kanerva.training.optim import make_optimiser, set_rate, update_average
 
 Form = Literal["eager", "compiled", "captured"]
@@ -43,16 +44,15 @@ class StepResult:
     streak: int  # the last so many in a row
 
 
-def form_of(asked: str, device: torch.device, world: int) -> Form:
+def form_of(asked: str, device: torch.device, sharded: bool = False) -> Form:
     """The form that `auto` means here; or the one asked for, where it can run."""
     if asked == "auto":
-        if device.type != "cuda" or not has_triton():
-            return "eager"
-        return "captured" if world == 1 else "compiled"
+        plain = sharded or device.type != "cuda" or not has_triton()
+        return "eager" if plain else "captured"
     if asked == "captured" and device.type != "cuda":
         raise UserError("--step captured is a CUDA graph: on a CPU use eager or compiled")
-    if asked == "captured" and world > 1:
-        raise UserError("--step captured is for one process; several use compiled")
+    if asked != "eager" and sharded:
+        raise UserError(f"--step {asked} needs whole weights: with --strategy fsdp use eager")
     if asked not in ("eager", "compiled", "captured"):
         raise UserError(f"unknown step {asked!r}: choose eager, compiled or captured")
     return asked
@@ -63,34 +63,42 @@ class Parts:
     """What a step works on, where it is to run. `average` follows the weights, if a config asks."""
 
     model: MemoryModel
+    wrapped: nn.Module  # the model as a step calls it: compiled, spread over processes
     average: MemoryModel | None
     optimizer: torch.optim.Optimizer
 
 
-def assemble(config: RunConfig, device: torch.device, form: Form) -> Parts:
+def assemble(config: RunConfig, fabric: Fabric, form: Form) -> Parts:
     """Weights from a run's seed, their average and their optimiser."""
     torch.manual_seed(derive_seed(config.seed, "weights"))
-    model = build(config.model_config()).to(device)
+    model = build(config.model_config()).to(fabric.device)
     if form != "eager":
         model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
     average = copy.deepcopy(model).eval() if config.optim.ema else None
-    return Parts(model, average, make_optimiser(config.optim, model))
+    module: nn.Module = model
+    alone = form == "captured" or fabric.world_size == 1
+    if form != "eager":
+        # Noise as eager draws it, so that the forms agree. One graph: a break would be slow.
+        module = torch.compile(  # pyright: ignore[reportAssignmentType]
+            model, fullgraph=alone, dynamic=False, options={"fallback_random": True}
+        )
+    wrapped = module
+    if form != "captured":  # whose processes share gradients between graphs, not in a wrapper
+        wrapped = fabric.setup_module(module)
+        if average is not None and in_shards(model):
+            fabric.setup_module(average)
+    return Parts(model, wrapped, average, make_optimiser(config.optim, model))
 
 
 class Step:
     """A model, its optimiser and its average, ready to take one step after another."""
 
-    def __init__(
-        self,
-        fabric: Fabric,
-        parts: Parts,
-        *,
-        clip: float,
-        form: Form,
-    ) -> None:
+    def __init__(self, fabric: Fabric, parts: Parts, *, clip: float, form: Form) -> None:
         self.fabric, self.clip = fabric, clip
         self.form: Form = form
-        self.model, self.average, self.optimizer = parts.model, parts.average, parts.optimizer
+        self.model, self.wrapped = parts.model, parts.wrapped
+        self.average, self.optimizer = parts.average, parts.optimizer
+        self.apart = form == "captured" and fabric.world_size > 1
         model = parts.model
         self.parameters = list(model.parameters())
         self.buffers: list[Tensor] = list(model.buffers())
@@ -100,14 +108,6 @@ class Step:
         self.figures = torch.zeros(7, device=fabric.device)
         self.graphs: list[torch.cuda.CUDAGraph] = []
         self.taken = 0
-        module: nn.Module = model
-        if form != "eager":
-            # Noise as eager draws it, so that the forms agree. One graph: a break would be slow.
-            whole, random = form == "captured" or fabric.world_size == 1, {"fallback_random": True}
-            module = torch.compile(model, fullgraph=whole, dynamic=False, options=random)  # pyright: ignore
-        # Processes share gradients through Fabric's wrapper, except around CUDA graphs.
-        self.apart = form == "captured" and fabric.world_size > 1
-        self.wrapped = module if self.apart else fabric.setup_module(module)
 
     def __call__(self, episode: Episode, *, seed: int, lr: float, decay: float) -> None:
         """One step on this process's episodes; `decay` is the average's."""
@@ -165,7 +165,7 @@ class Step:
     @torch.no_grad()
     def _update(self) -> None:
         """Clip, take the optimiser's step and follow with the average; or leave all as it was."""
-        grad_norm = nn.utils.clip_grad_norm_(self.parameters, self.clip)
+        grad_norm = whole(nn.utils.clip_grad_norm_(self.parameters, self.clip))
         bad = ~(self.seen[0].isfinite() & grad_norm.isfinite())  # the same in every process
         self.optimizer.found_inf = bad.float()  # pyright: ignore
         self.optimizer.step()
