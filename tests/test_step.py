@@ -1,0 +1,178 @@
+"""One step: its forms agree, bad numbers change nothing, and nothing waits for the device."""
+
+import copy
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor, nn
+
+from kanerva.benchmark.throughput import random_episodes
+from kanerva.config import OptimConfig, RunConfig
+from kanerva.presets import preset
+from kanerva.training.optim import LarsAdam, make_optimiser, parameter_groups, set_rate
+from kanerva.training.step import Step, assemble
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+def little(variant: str = "store", **changes) -> RunConfig:
+    start = preset("glyphs", variant=variant)
+    return replace(
+        start,
+        encoder=replace(start.encoder, width=8, depth=1),
+        decoder=replace(start.decoder, base=16, depth=1),
+        readout=replace(start.readout, prior_width=8, size=4, channels=2),
+        episode_length=4,
+        **changes,
+    )
+
+
+def fabric(precision: str = "32-true", accelerator: str = "cpu") -> Fabric:
+    return Fabric(accelerator=accelerator, devices=1, precision=precision)  # pyright: ignore
+
+
+# The shape checks of a test run cannot be compiled: forms are compared in a process of their own.
+COMPARE = """
+import json, sys
+import torch
+from lightning_fabric import Fabric
+sys.path.insert(0, {tests!r})
+from test_step import little
+from kanerva.benchmark.agreement import agreement
+from kanerva.benchmark.throughput import random_episodes
+config = little(precision={precision!r})
+fabric = Fabric(accelerator={device!r}, devices=1, precision={precision!r})
+episodes = random_episodes(config, fabric.device)
+print(json.dumps(agreement(config, {forms!r}, fabric, episodes, {steps})))
+"""
+
+
+def compared(forms: list[str], steps: int, device: str, precision: str) -> list[dict]:
+    code = COMPARE.format(
+        tests=str(Path(__file__).parent),
+        forms=forms,
+        steps=steps,
+        device=device,
+        precision=precision,
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_a_compiled_step_agrees_with_an_eager_one():
+    """100 steps in float32: losses within 1e-4 of eager's, weights within 1 % of their way."""
+    eager, compiled = compared(["eager", "compiled"], 100, "cpu", "32-true")
+    assert eager["loss_max_relative"] == 0
+    assert compiled["loss_max_relative"] < 1e-4 and compiled["weights_relative"] < 0.01
+    assert compiled["last_loss"] < compiled["first_loss"] - 10  # it did not stand still
+
+
+@needs_gpu
+@pytest.mark.parametrize("precision, near", [("32-true", 1e-2), ("bf16-mixed", 5e-2)])
+def test_a_captured_step_agrees_with_an_eager_one(precision: str, near: float):
+    rows = compared(["eager", "compiled", "captured"], 50, "cuda", precision)
+    assert all(row["loss_max_relative"] < near for row in rows)
+
+
+def state_of(step: Step) -> list[Tensor]:
+    assert step.average is not None
+    tensors = [*step.model.state_dict().values(), *step.average.state_dict().values()]
+    tensors += [v for s in step.optimizer.state.values() for v in s.values()]
+    return [tensor.clone() for tensor in tensors]
+
+
+@pytest.mark.parametrize("model", ["kpp", "kpp-paper"])
+@pytest.mark.parametrize("at", [0, 2], ids=["at once", "later"])
+def test_bad_numbers_change_nothing(model: str, at: int):
+    """AdamW and LARS, weights, moments, counts, average, running statistics: bit for bit."""
+    config = replace(preset("glyphs", model), episode_length=4)
+    config = replace(config, optim=replace(config.optim, ema=0.9))
+    one = fabric()
+    step = Step(one, assemble(config, one, "eager"), clip=10.0, form="eager")
+    step.model.train()
+    episodes = random_episodes(config, one.device)
+    for number in range(at):
+        step(episodes.batch_at(number), seed=number, lr=1e-3, decay=0.9)
+    before = state_of(step)
+    for count in (1, 2):
+        step(episodes.batch_at(at) * torch.nan, seed=at, lr=1e-3, decay=0.9)
+        assert (step.look().skipped, step.look().streak) == (count, count)
+        after = state_of(step)
+        if before and len(after) == len(before):
+            assert all(torch.equal(a, b) for a, b in zip(after, before, strict=True))
+        else:  # the optimiser's state came into being: at zero
+            assert at == 0 and not any(t.count_nonzero() for t in after[len(before) :])
+    step(episodes.batch_at(at), seed=at, lr=1e-3, decay=0.9)
+    assert (step.look().skipped, step.look().streak) == (2, 0)
+    assert torch.isfinite(torch.cat([p.flatten() for p in step.model.parameters()])).all()
+    changed = state_of(step)
+    assert any(not torch.equal(a, b) for a, b in zip(changed, before, strict=False))
+
+
+def test_the_average_takes_its_share():
+    config, one = little(), fabric()
+    step = Step(one, assemble(config, one, "eager"), clip=10.0, form="eager")
+    assert step.average is not None
+    old = [p.clone() for p in step.average.parameters()]
+    step.model.train()
+    step(random_episodes(config, one.device).batch_at(0), seed=0, lr=1e-2, decay=0.75)
+    for mine, new, was in zip(step.average.parameters(), step.model.parameters(), old, strict=True):
+        torch.testing.assert_close(mine.detach(), 0.75 * was + 0.25 * new.detach())
+
+
+def test_figures_are_means_over_images_and_the_gradient_is_clipped():
+    config, one = little(), fabric()
+    parts = assemble(config, one, "eager")
+    twin = copy.deepcopy(parts.model)
+    episode = random_episodes(config, one.device).batch_at(0)
+    step = Step(one, parts, clip=0.5, form="eager")
+    parts.model.train()
+    step(episode, seed=7, lr=0.0, decay=0.0)
+    seen = step.look()
+    twin.train()
+    torch.manual_seed(7)
+    terms = twin(episode)
+    loss = (terms["readout_kl"] + terms["key_kl"] - terms["log_likelihood"]).mean()
+    loss.backward()
+    norm = nn.utils.get_total_norm([p.grad for p in twin.parameters() if p.grad is not None])
+    assert seen.nll == pytest.approx(loss.item(), rel=1e-6)
+    assert seen.recon + seen.kl_z + seen.kl_y == pytest.approx(seen.nll, rel=1e-5)
+    assert seen.grad_norm == pytest.approx(norm.item(), rel=1e-4)
+    moments = [s["exp_avg"].square().sum() for s in step.optimizer.state.values()]
+    assert torch.stack(moments).sum().sqrt().item() == pytest.approx(0.1 * 0.5, rel=1e-3)
+
+
+@pytest.mark.parametrize("optimiser", ["adamw", "lars_adam"])
+def test_the_rate_is_changed_where_it_is(optimiser: str):
+    """A captured step reads it there: the tensor stays, its value changes."""
+    model = nn.Linear(3, 2)
+    optimizer = make_optimiser(OptimConfig(optimiser=optimiser, lr=0.5), model)  # pyright: ignore
+    held = [group["lr"] for group in optimizer.param_groups]
+    set_rate(optimizer, 0.0)
+    before = [p.clone() for p in model.parameters()]
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    assert all(group["lr"] is old for group, old in zip(optimizer.param_groups, held, strict=True))
+
+
+def test_lars_skips_a_step_it_is_told_to():
+    model = nn.Linear(3, 2)
+    optimizer = LarsAdam(parameter_groups(model, 1e-3), lr=0.1)
+    for bad in (1.0, 0.0, 1.0):
+        before = [p.clone() for p in model.parameters()]
+        for parameter in model.parameters():
+            value = torch.inf if bad else 1.0
+            parameter.grad = torch.full_like(parameter, value)
+        optimizer.found_inf = torch.tensor(bad)
+        optimizer.step()
+        same = [torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True)]
+        assert all(same) if bad else not any(same)
+    assert all(s["step"] == 1 for s in optimizer.state.values())
