@@ -5,11 +5,12 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 RUN := runs/demo
 
-.PHONY: help setup demo test docs lint format clean
+.PHONY: help setup demo test slow docs lint format clean
 
 help:
 	@echo "make demo       train on glyphs (about two minutes), evaluate, draw a memory, recall from it"
 	@echo "make test       the whole suite, ruff, basedpyright, shape checks"
+	@echo "make slow       checks that take minutes: compiled steps against eager ones"
 	@echo "make docs       rewrite the figures in README and RESULTS from the records"
 	@echo "make setup      .venv with everything installed"
 	@echo "make format     ruff format and import order"
@@ -37,8 +38,12 @@ demo: setup
 test: setup lint
 	$(BIN)/pytest -q
 
+slow: setup
+	$(BIN)/pytest -q -m slow
+
 docs: setup
-	$(BIN)/python -m kanerva.evaluation.quote README.md RESULTS.md docs/memory.md
+	$(BIN)/python -m kanerva.quote README.md RESULTS.md docs/memory.md benchmarks/*.md
+	$(BIN)/python -m kanerva.benchmark.report docs/speed.png results/bench/*.json
 	$(BIN)/python -m kanerva.evaluation.capacity docs/capacity.png results/mnist/kpp-store*.json
 
 lint: setup

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kanerva.cli import VERBS, main
-from kanerva.evaluation.quote import quoted
+from kanerva.quote import quoted
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()

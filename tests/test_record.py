@@ -13,7 +13,6 @@ from kanerva.config import RunConfig, to_dict
 from kanerva.data import FixedEpisodes
 from kanerva.errors import NumbersWentBad, UserError
 from kanerva.evaluation.bound import bound
-from kanerva.evaluation.quote import quoted
 from kanerva.evaluation.record import (
     evaluate,
     file_record,
@@ -24,6 +23,7 @@ from kanerva.evaluation.record import (
 from kanerva.evaluation.report import compare, table
 from kanerva.models import load
 from kanerva.models.base import save_weights
+from kanerva.quote import quoted
 from kanerva.runs import load_split
 from kanerva.training.loop import train
 

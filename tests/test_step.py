@@ -66,6 +66,7 @@ def compared(forms: list[str], steps: int, device: str, precision: str) -> list[
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow  # compiling takes a minute or two
 def test_a_compiled_step_agrees_with_an_eager_one():
     """100 steps in float32: losses within 1e-4 of eager's, weights within 1 % of their way."""
     eager, compiled = compared(["eager", "compiled"], 100, "cpu", "32-true")

@@ -1,22 +1,26 @@
 """Figures in prose come from records: rewrite the marked blocks of Markdown files.
 
 A block stands between `<!-- table: results/a.json -->` (one record, as `kanerva evaluate` prints
-it) or `<!-- compare: results/*/*.json -->` (several, as `kanerva compare`; likewise `sizes`, `keys`
-and `samples`, as in report.py) and `<!-- end -->`. Several patterns are joined by commas.
+it), `<!-- bench: results/bench/a.json -->` (as `kanerva bench`) or `<!-- compare: results/*/*.json
+-->` (several, as `kanerva compare`; likewise `sizes`, `keys` and `samples`, as in report.py) and
+`<!-- end -->`. Several patterns are joined by commas.
 
-    python -m kanerva.evaluation.quote README.md RESULTS.md
+    python -m kanerva.quote README.md RESULTS.md
 """
 
 import re
 import sys
 from pathlib import Path
 
+from kanerva.benchmark.report import table as speed
+from kanerva.benchmark.timing import read_measurement
 from kanerva.errors import UserError
 from kanerva.evaluation.record import read_record
 from kanerva.evaluation.report import compare, keys, samples, sizes, table
 
 TABLES = {"compare": compare, "sizes": sizes, "keys": keys, "samples": samples}
-BLOCK = re.compile(rf"(<!-- (table|{'|'.join(TABLES)}): (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+KINDS = "|".join(("table", "bench", *TABLES))
+BLOCK = re.compile(rf"(<!-- ({KINDS}): (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def quoted(text: str, root: Path) -> str:
@@ -28,8 +32,12 @@ def quoted(text: str, root: Path) -> str:
         for part, paths in found.items():
             if not paths:
                 raise UserError(f"no record matches {part} under {root}")
-        records = [read_record(path) for paths in found.values() for path in paths]
-        body = table(records[0]) if kind == "table" else TABLES[kind](records)
+        every = [path for paths in found.values() for path in paths]
+        if kind == "bench":
+            body = "\n\n".join(speed(read_measurement(path)) for path in every)
+        else:
+            records = [read_record(path) for path in every]
+            body = table(records[0]) if kind == "table" else TABLES[kind](records)
         return f"{opening}```text\n{body}\n```\n{closing}"
 
     return BLOCK.sub(fill, text)
