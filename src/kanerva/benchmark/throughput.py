@@ -48,12 +48,10 @@ def flop_per_image(config: RunConfig) -> float:
     if config.episode_length == 1:  # batch statistics need two
         episode = episode.expand(2, -1, -1, -1, -1)
     with FlopCounterMode(display=False) as counter:
-        ElboTerms(**_terms(model(episode))).loss.backward()
+        outputs = model(episode)
+        outputs.pop("auxiliary", None)
+        ElboTerms(**outputs).loss.backward()
     return counter.get_total_flops() / (episode.shape[0] * episode.shape[1])
-
-
-def _terms(outputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {name: value for name, value in outputs.items() if name != "auxiliary"}
 
 
 def throughput(config: RunConfig, form: Form, fabric: Fabric, *, steps: int) -> dict[str, Any]:
@@ -120,8 +118,7 @@ def _parts(
     data = timed(lambda: episodes.batch_at(next(counted)), device, calls=steps)
 
     def forward() -> torch.Tensor:
-        outputs = step.wrapped(episode)
-        return ElboTerms(**_terms(outputs)).loss + outputs.get("auxiliary", 0)
+        return step.forward(episode)[1]
 
     def both() -> None:
         step.fabric.backward(forward())

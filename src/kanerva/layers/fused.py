@@ -73,7 +73,8 @@ def _insist() -> None:
 
 
 # How a sample (P, C) is cut. A program takes whole groups, at least `_SLICE` channels of them. Up
-# to 16384 numbers stay in registers; more are read in chunks. Chosen by measurement on an H200.
+# to 16384 numbers stay in registers; more are read in chunks. Chosen by measurement on an H200: a
+# tile of (ROWS, G, C / G), which needs fewer exchanges between threads, was slower on large maps.
 
 _SLICE, _PER_WARP = 32, 1024
 
@@ -86,13 +87,14 @@ def _tiling(flat: Tensor, groups: int) -> tuple[tuple[int, int], dict[str, Any]]
     whole = rows * own <= 16384
     if not whole:
         rows = max(8192 // own, 1)
+    warps = rows * own // (_PER_WARP if groups > 1 else 2 * _PER_WARP)
     return (samples, channels // own), {
-        "C": channels,
+        "ALL": channels,
+        "C": own,
         "G": own * groups // channels,
-        "W": channels // groups,
         "ROWS": rows,
         "WHOLE": whole,
-        "num_warps": min(max(rows * own // _PER_WARP, 4), 16),
+        "num_warps": min(max(warps, 4), 16),
     }
 
 
@@ -174,73 +176,80 @@ def _evonorm_grads(ctx: Any, dy: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
     return dx, dv, dgamma, dbeta, None, None
 
 
-# The kernels. Program (n, k) has sample n and its k-th G groups of W channels each; a tile is
-# (ROWS, G, W), so that what is summed over rows and a group's channels is at its place for nothing.
-# `no_type_check` keeps the shape checks of a test run off them: Triton compiles these functions
-# from their source. `eps` is a constant because compiled graphs pass floats as float64.
+# The kernels. Program (n, k) has sample n and the k-th C of its ALL channels, G whole groups; tiles
+# are (ROWS, C), and what belongs to a group is kept as one number per channel. `no_type_check`
+# keeps the shape checks of a test run off them: Triton compiles these functions from their source.
+# `eps` is a constant because compiled graphs pass floats as float64.
 
 if AVAILABLE:
 
     @triton.jit
     @no_type_check
-    def _channels(G: tl.constexpr, W: tl.constexpr):
-        return tl.arange(0, G)[:, None] * W + tl.arange(0, W)[None, :]
-
-    @triton.jit
-    @no_type_check
-    def _load(ptr, start, P, C: tl.constexpr, G: tl.constexpr, W: tl.constexpr, ROWS: tl.constexpr):
+    def _load(ptr, start, P, ALL: tl.constexpr, C: tl.constexpr, ROWS: tl.constexpr):
         # A tile from row `start` on, in float32, zero past the last row.
-        row = start + tl.arange(0, ROWS)[:, None, None]
-        tile = tl.load(ptr + row * C + _channels(G, W)[None, :, :], mask=row < P, other=0.0)
+        row = start + tl.arange(0, ROWS)[:, None]
+        tile = tl.load(ptr + row * ALL + tl.arange(0, C)[None, :], mask=row < P, other=0.0)
         return tile.to(tl.float32)
 
     @triton.jit
     @no_type_check
-    def _store(
-        ptr, tile, start, P, C: tl.constexpr, G: tl.constexpr, W: tl.constexpr, ROWS: tl.constexpr
-    ):
-        row = start + tl.arange(0, ROWS)[:, None, None]
-        tl.store(ptr + row * C + _channels(G, W)[None, :, :], tile, mask=row < P)
+    def _store(ptr, tile, start, P, ALL: tl.constexpr, C: tl.constexpr, ROWS: tl.constexpr):
+        row = start + tl.arange(0, ROWS)[:, None]
+        tl.store(ptr + row * ALL + tl.arange(0, C)[None, :], tile, mask=row < P)
 
     @triton.jit
     @no_type_check
-    def _group_mean(sums, P, W: tl.constexpr):
-        # (G,) from sums over a channel's positions, (G, W).
-        return tl.sum(sums, axis=1) / (P * W)
+    def _group_mean(sums, P, C: tl.constexpr, G: tl.constexpr):
+        # From sums over a channel's positions: their group's mean, for every channel.
+        total = tl.sum(tl.reshape(sums, (G, C // G)), axis=1)
+        spread = tl.broadcast_to(total[:, None], (G, C // G))
+        return tl.reshape(spread, (C,)) / (P * (C // G))
 
     @triton.jit
     @no_type_check
-    def _moments(x, P, W: tl.constexpr, ROWS: tl.constexpr):
+    def _moments(x, P, C: tl.constexpr, G: tl.constexpr, ROWS: tl.constexpr):
         # Mean and variance of a sample held whole: first the mean, then squares about it.
-        mean = tl.sum(tl.sum(x, axis=2), axis=0) / (P * W)
-        inside = tl.arange(0, ROWS)[:, None, None] < P
-        centred = tl.where(inside, x - mean[None, :, None], 0.0)
-        return mean, tl.sum(tl.sum(centred * centred, axis=2), axis=0) / (P * W)
+        mean = _group_mean(tl.sum(x, axis=0), P, C, G)
+        centred = tl.where(tl.arange(0, ROWS)[:, None] < P, x - mean[None, :], 0.0)
+        return mean, _group_mean(tl.sum(centred * centred, axis=0), P, C, G)
 
     @triton.jit
     @no_type_check
     def _moments_in_chunks(
-        x_ptr, P, C: tl.constexpr, G: tl.constexpr, W: tl.constexpr, ROWS: tl.constexpr
+        x_ptr, P, ALL: tl.constexpr, C: tl.constexpr, G: tl.constexpr, ROWS: tl.constexpr
     ):
         # The same in one pass: every place of the tile follows Welford's recurrence over its own
         # rows, then Chan's formula joins the places. No large squares are subtracted.
-        row = tl.arange(0, ROWS)[:, None, None]
-        means = tl.zeros((ROWS, G, W), tl.float32)
-        squares = tl.zeros((ROWS, G, W), tl.float32)
+        row = tl.arange(0, ROWS)[:, None]
+        means = tl.zeros((ROWS, C), tl.float32)
+        squares = tl.zeros((ROWS, C), tl.float32)
         for start in range(0, P, ROWS):
-            x = _load(x_ptr, start, P, C, G, W, ROWS)
+            x = _load(x_ptr, start, P, ALL, C, ROWS)
             step = tl.where(start + row < P, x - means, 0.0)
             means += step / (start // ROWS + 1)
             squares += step * (x - means)
         seen = ((P - 1 - row) // ROWS + 1).to(tl.float32)  # rows of each place
-        mean = tl.sum(tl.sum(means * seen, axis=2), axis=0) / (P * W)
-        off = means - mean[None, :, None]
-        return mean, tl.sum(tl.sum(squares + seen * off * off, axis=2), axis=0) / (P * W)
+        mean = _group_mean(tl.sum(means * seen, axis=0), P, C, G)
+        off = means - mean[None, :]
+        return mean, _group_mean(tl.sum(squares + seen * off * off, axis=0), P, C, G)
+
+    @triton.jit
+    @no_type_check
+    def _keep(ptr, values, slot, C: tl.constexpr, G: tl.constexpr):
+        # One number per group, from the group's first channel.
+        channel = tl.arange(0, C)
+        first = channel % (C // G) == 0
+        tl.store(ptr + slot * G + channel // (C // G), values, mask=first)
+
+    @triton.jit
+    @no_type_check
+    def _recall(ptr, slot, C: tl.constexpr, G: tl.constexpr):
+        return tl.load(ptr + slot * G + tl.arange(0, C) // (C // G))
 
     @triton.jit
     @no_type_check
     def _silu_of_norm(x, mean, rstd, weight, bias):
-        u = (x - mean[None, :, None]) * (rstd[:, None] * weight)[None, :, :] + bias[None, :, :]
+        u = (x - mean[None, :]) * (rstd * weight)[None, :] + bias[None, :]
         return u * tl.sigmoid(u)
 
     @triton.jit
@@ -254,40 +263,40 @@ if AVAILABLE:
         rstd_ptr,
         P,
         eps: tl.constexpr,
+        ALL: tl.constexpr,
         C: tl.constexpr,
         G: tl.constexpr,
-        W: tl.constexpr,
         ROWS: tl.constexpr,
         WHOLE: tl.constexpr,
     ):
         sample = tl.program_id(0).to(tl.int64)
-        first = tl.program_id(1) * G  # of this program's groups
-        x_ptr += sample * P * C + first * W
-        y_ptr += sample * P * C + first * W
-        weight = tl.load(weight_ptr + first * W + _channels(G, W)).to(tl.float32)
-        bias = tl.load(bias_ptr + first * W + _channels(G, W)).to(tl.float32)
+        channel = tl.program_id(1) * C + tl.arange(0, C)
+        here = sample * P * ALL + tl.program_id(1) * C
+        slot = sample * (ALL // C) + tl.program_id(1)
+        x_ptr += here
+        y_ptr += here
+        weight = tl.load(weight_ptr + channel).to(tl.float32)
+        bias = tl.load(bias_ptr + channel).to(tl.float32)
         if WHOLE:
-            x = _load(x_ptr, 0, P, C, G, W, ROWS)
-            mean, variance = _moments(x, P, W, ROWS)
+            x = _load(x_ptr, 0, P, ALL, C, ROWS)
+            mean, variance = _moments(x, P, C, G, ROWS)
             rstd = 1.0 / tl.sqrt(variance + eps)
-            _store(y_ptr, _silu_of_norm(x, mean, rstd, weight, bias), 0, P, C, G, W, ROWS)
+            _store(y_ptr, _silu_of_norm(x, mean, rstd, weight, bias), 0, P, ALL, C, ROWS)
         else:
-            mean, variance = _moments_in_chunks(x_ptr, P, C, G, W, ROWS)
+            mean, variance = _moments_in_chunks(x_ptr, P, ALL, C, G, ROWS)
             rstd = 1.0 / tl.sqrt(variance + eps)
             for start in range(0, P, ROWS):
-                x = _load(x_ptr, start, P, C, G, W, ROWS)
-                y = _silu_of_norm(x, mean, rstd, weight, bias)
-                _store(y_ptr, y, start, P, C, G, W, ROWS)
-        slot = sample * (C // W) + first + tl.arange(0, G)
-        tl.store(mean_ptr + slot, mean)
-        tl.store(rstd_ptr + slot, rstd)
+                x = _load(x_ptr, start, P, ALL, C, ROWS)
+                _store(y_ptr, _silu_of_norm(x, mean, rstd, weight, bias), start, P, ALL, C, ROWS)
+        _keep(mean_ptr, mean, slot, C, G)
+        _keep(rstd_ptr, rstd, slot, C, G)
 
     @triton.jit
     @no_type_check
     def _silu_of_norm_slope(x, dy, mean, rstd, weight, bias):
         # The normalised x, and the gradient of u = weight * normalised + bias.
-        normal = (x - mean[None, :, None]) * rstd[None, :, None]
-        u = normal * weight[None, :, :] + bias[None, :, :]
+        normal = (x - mean[None, :]) * rstd[None, :]
+        u = normal * weight[None, :] + bias[None, :]
         s = tl.sigmoid(u)
         return normal, dy * s * (1.0 + u * (1.0 - s))
 
@@ -303,54 +312,55 @@ if AVAILABLE:
         dx_ptr,
         parts_ptr,
         P,
+        ALL: tl.constexpr,
         C: tl.constexpr,
         G: tl.constexpr,
-        W: tl.constexpr,
         ROWS: tl.constexpr,
         WHOLE: tl.constexpr,
     ):
         sample = tl.program_id(0).to(tl.int64)
-        first = tl.program_id(1) * G
-        dy_ptr += sample * P * C + first * W
-        x_ptr += sample * P * C + first * W
-        dx_ptr += sample * P * C + first * W
-        weight = tl.load(weight_ptr + first * W + _channels(G, W)).to(tl.float32)
-        bias = tl.load(bias_ptr + first * W + _channels(G, W)).to(tl.float32)
-        slot = sample * (C // W) + first + tl.arange(0, G)
-        mean = tl.load(mean_ptr + slot)
-        rstd = tl.load(rstd_ptr + slot)
+        channel = tl.program_id(1) * C + tl.arange(0, C)
+        here = sample * P * ALL + tl.program_id(1) * C
+        slot = sample * (ALL // C) + tl.program_id(1)
+        dy_ptr += here
+        x_ptr += here
+        dx_ptr += here
+        weight = tl.load(weight_ptr + channel).to(tl.float32)
+        bias = tl.load(bias_ptr + channel).to(tl.float32)
+        mean = _recall(mean_ptr, slot, C, G)
+        rstd = _recall(rstd_ptr, slot, C, G)
         if WHOLE:
-            x = _load(x_ptr, 0, P, C, G, W, ROWS)
-            dy = _load(dy_ptr, 0, P, C, G, W, ROWS)
+            x = _load(x_ptr, 0, P, ALL, C, ROWS)
+            dy = _load(dy_ptr, 0, P, ALL, C, ROWS)
             normal, du = _silu_of_norm_slope(x, dy, mean, rstd, weight, bias)
             dweight = tl.sum(du * normal, axis=0)
             dbias = tl.sum(du, axis=0)
-            along = _group_mean(weight * dweight, P, W)
-            common = _group_mean(weight * dbias, P, W)
-            dx = du * weight[None, :, :] - common[None, :, None] - normal * along[None, :, None]
-            _store(dx_ptr, dx * rstd[None, :, None], 0, P, C, G, W, ROWS)
+            along = _group_mean(weight * dweight, P, C, G)
+            common = _group_mean(weight * dbias, P, C, G)
+            dx = du * weight[None, :] - common[None, :] - normal * along[None, :]
+            _store(dx_ptr, dx * rstd[None, :], 0, P, ALL, C, ROWS)
         else:
-            dweights = tl.zeros((ROWS, G, W), tl.float32)
-            dbiases = tl.zeros((ROWS, G, W), tl.float32)
+            dweights = tl.zeros((ROWS, C), tl.float32)
+            dbiases = tl.zeros((ROWS, C), tl.float32)
             for start in range(0, P, ROWS):
-                x = _load(x_ptr, start, P, C, G, W, ROWS)
-                dy = _load(dy_ptr, start, P, C, G, W, ROWS)
+                x = _load(x_ptr, start, P, ALL, C, ROWS)
+                dy = _load(dy_ptr, start, P, ALL, C, ROWS)
                 normal, du = _silu_of_norm_slope(x, dy, mean, rstd, weight, bias)
                 dweights += du * normal
                 dbiases += du
             dweight = tl.sum(dweights, axis=0)
             dbias = tl.sum(dbiases, axis=0)
-            along = _group_mean(weight * dweight, P, W)
-            common = _group_mean(weight * dbias, P, W)
+            along = _group_mean(weight * dweight, P, C, G)
+            common = _group_mean(weight * dbias, P, C, G)
             for start in range(0, P, ROWS):
-                x = _load(x_ptr, start, P, C, G, W, ROWS)
-                dy = _load(dy_ptr, start, P, C, G, W, ROWS)
+                x = _load(x_ptr, start, P, ALL, C, ROWS)
+                dy = _load(dy_ptr, start, P, ALL, C, ROWS)
                 normal, du = _silu_of_norm_slope(x, dy, mean, rstd, weight, bias)
-                dx = du * weight[None, :, :] - common[None, :, None] - normal * along[None, :, None]
-                _store(dx_ptr, dx * rstd[None, :, None], start, P, C, G, W, ROWS)
-        parts_ptr += sample * 2 * C + first * W + _channels(G, W)
+                dx = du * weight[None, :] - common[None, :] - normal * along[None, :]
+                _store(dx_ptr, dx * rstd[None, :], start, P, ALL, C, ROWS)
+        parts_ptr += sample * 2 * ALL + channel
         tl.store(parts_ptr, dweight)
-        tl.store(parts_ptr + C, dbias)
+        tl.store(parts_ptr + ALL, dbias)
 
     @triton.jit
     @no_type_check
@@ -364,43 +374,44 @@ if AVAILABLE:
         rstd_ptr,
         P,
         eps: tl.constexpr,
+        ALL: tl.constexpr,
         C: tl.constexpr,
         G: tl.constexpr,
-        W: tl.constexpr,
         ROWS: tl.constexpr,
         WHOLE: tl.constexpr,
     ):
         sample = tl.program_id(0).to(tl.int64)
-        first = tl.program_id(1) * G
-        x_ptr += sample * P * C + first * W
-        y_ptr += sample * P * C + first * W
-        v = tl.load(v_ptr + first * W + _channels(G, W)).to(tl.float32)[None, :, :]
-        gamma = tl.load(gamma_ptr + first * W + _channels(G, W)).to(tl.float32)
-        beta = tl.load(beta_ptr + first * W + _channels(G, W)).to(tl.float32)[None, :, :]
+        channel = tl.program_id(1) * C + tl.arange(0, C)
+        here = sample * P * ALL + tl.program_id(1) * C
+        slot = sample * (ALL // C) + tl.program_id(1)
+        x_ptr += here
+        y_ptr += here
+        v = tl.load(v_ptr + channel).to(tl.float32)[None, :]
+        gamma = tl.load(gamma_ptr + channel).to(tl.float32)
+        beta = tl.load(beta_ptr + channel).to(tl.float32)[None, :]
         if WHOLE:
-            x = _load(x_ptr, 0, P, C, G, W, ROWS)
-            mean, variance = _moments(x, P, W, ROWS)
+            x = _load(x_ptr, 0, P, ALL, C, ROWS)
+            mean, variance = _moments(x, P, C, G, ROWS)
             rstd = 1.0 / tl.sqrt(variance + eps)
-            y = x * tl.sigmoid(v * x) * (rstd[:, None] * gamma)[None, :, :] + beta
-            _store(y_ptr, y, 0, P, C, G, W, ROWS)
+            y = x * tl.sigmoid(v * x) * (rstd * gamma)[None, :] + beta
+            _store(y_ptr, y, 0, P, ALL, C, ROWS)
         else:
-            mean, variance = _moments_in_chunks(x_ptr, P, C, G, W, ROWS)
+            mean, variance = _moments_in_chunks(x_ptr, P, ALL, C, G, ROWS)
             rstd = 1.0 / tl.sqrt(variance + eps)
             for start in range(0, P, ROWS):
-                x = _load(x_ptr, start, P, C, G, W, ROWS)
-                y = x * tl.sigmoid(v * x) * (rstd[:, None] * gamma)[None, :, :] + beta
-                _store(y_ptr, y, start, P, C, G, W, ROWS)
-        slot = sample * (C // W) + first + tl.arange(0, G)
-        tl.store(mean_ptr + slot, mean)
-        tl.store(rstd_ptr + slot, rstd)
+                x = _load(x_ptr, start, P, ALL, C, ROWS)
+                y = x * tl.sigmoid(v * x) * (rstd * gamma)[None, :] + beta
+                _store(y_ptr, y, start, P, ALL, C, ROWS)
+        _keep(mean_ptr, mean, slot, C, G)
+        _keep(rstd_ptr, rstd, slot, C, G)
 
     @triton.jit
     @no_type_check
     def _evonorm_slope(x, dy, mean, v, scale, pull):
         # scale = gamma / std; pull is what the group's variance sends back, per unit from the mean.
-        s = tl.sigmoid(v[None, :, :] * x)
-        slope = s + v[None, :, :] * x * s * (1.0 - s)
-        return dy * scale[None, :, :] * slope + pull[None, :, None] * (x - mean[None, :, None])
+        s = tl.sigmoid(v[None, :] * x)
+        slope = s + v[None, :] * x * s * (1.0 - s)
+        return dy * scale[None, :] * slope + pull[None, :] * (x - mean[None, :])
 
     @triton.jit
     @no_type_check
@@ -414,57 +425,58 @@ if AVAILABLE:
         dx_ptr,
         parts_ptr,
         P,
+        ALL: tl.constexpr,
         C: tl.constexpr,
         G: tl.constexpr,
-        W: tl.constexpr,
         ROWS: tl.constexpr,
         WHOLE: tl.constexpr,
     ):
         sample = tl.program_id(0).to(tl.int64)
-        first = tl.program_id(1) * G
-        dy_ptr += sample * P * C + first * W
-        x_ptr += sample * P * C + first * W
-        dx_ptr += sample * P * C + first * W
-        v = tl.load(v_ptr + first * W + _channels(G, W)).to(tl.float32)
-        gamma = tl.load(gamma_ptr + first * W + _channels(G, W)).to(tl.float32)
-        slot = sample * (C // W) + first + tl.arange(0, G)
-        mean = tl.load(mean_ptr + slot)
-        rstd = tl.load(rstd_ptr + slot)
-        scale = rstd[:, None] * gamma
+        channel = tl.program_id(1) * C + tl.arange(0, C)
+        here = sample * P * ALL + tl.program_id(1) * C
+        slot = sample * (ALL // C) + tl.program_id(1)
+        dy_ptr += here
+        x_ptr += here
+        dx_ptr += here
+        v = tl.load(v_ptr + channel).to(tl.float32)
+        gamma = tl.load(gamma_ptr + channel).to(tl.float32)
+        mean = _recall(mean_ptr, slot, C, G)
+        rstd = _recall(rstd_ptr, slot, C, G)
+        scale = rstd * gamma
         # With a = x s: dgamma = rstd sum(dy a), dv = scale sum(dy a x (1 - s)).
         if WHOLE:
-            x = _load(x_ptr, 0, P, C, G, W, ROWS)
-            dy = _load(dy_ptr, 0, P, C, G, W, ROWS)
-            s = tl.sigmoid(v[None, :, :] * x)
+            x = _load(x_ptr, 0, P, ALL, C, ROWS)
+            dy = _load(dy_ptr, 0, P, ALL, C, ROWS)
+            s = tl.sigmoid(v[None, :] * x)
             dv = tl.sum(dy * x * s * x * (1.0 - s), axis=0) * scale
-            dgamma = tl.sum(dy * x * s, axis=0) * rstd[:, None]
+            dgamma = tl.sum(dy * x * s, axis=0) * rstd
             dbeta = tl.sum(dy, axis=0)
-            pull = -rstd * rstd * _group_mean(gamma * dgamma, P, W)
-            _store(dx_ptr, _evonorm_slope(x, dy, mean, v, scale, pull), 0, P, C, G, W, ROWS)
+            pull = -rstd * rstd * _group_mean(gamma * dgamma, P, C, G)
+            _store(dx_ptr, _evonorm_slope(x, dy, mean, v, scale, pull), 0, P, ALL, C, ROWS)
         else:
-            dvs = tl.zeros((ROWS, G, W), tl.float32)
-            dgammas = tl.zeros((ROWS, G, W), tl.float32)
-            dbetas = tl.zeros((ROWS, G, W), tl.float32)
+            dvs = tl.zeros((ROWS, C), tl.float32)
+            dgammas = tl.zeros((ROWS, C), tl.float32)
+            dbetas = tl.zeros((ROWS, C), tl.float32)
             for start in range(0, P, ROWS):
-                x = _load(x_ptr, start, P, C, G, W, ROWS)
-                dy = _load(dy_ptr, start, P, C, G, W, ROWS)
-                s = tl.sigmoid(v[None, :, :] * x)
+                x = _load(x_ptr, start, P, ALL, C, ROWS)
+                dy = _load(dy_ptr, start, P, ALL, C, ROWS)
+                s = tl.sigmoid(v[None, :] * x)
                 dvs += dy * x * s * x * (1.0 - s)
                 dgammas += dy * x * s
                 dbetas += dy
             dv = tl.sum(dvs, axis=0) * scale
-            dgamma = tl.sum(dgammas, axis=0) * rstd[:, None]
+            dgamma = tl.sum(dgammas, axis=0) * rstd
             dbeta = tl.sum(dbetas, axis=0)
-            pull = -rstd * rstd * _group_mean(gamma * dgamma, P, W)
+            pull = -rstd * rstd * _group_mean(gamma * dgamma, P, C, G)
             for start in range(0, P, ROWS):
-                x = _load(x_ptr, start, P, C, G, W, ROWS)
-                dy = _load(dy_ptr, start, P, C, G, W, ROWS)
+                x = _load(x_ptr, start, P, ALL, C, ROWS)
+                dy = _load(dy_ptr, start, P, ALL, C, ROWS)
                 dx = _evonorm_slope(x, dy, mean, v, scale, pull)
-                _store(dx_ptr, dx, start, P, C, G, W, ROWS)
-        parts_ptr += sample * 3 * C + first * W + _channels(G, W)
+                _store(dx_ptr, dx, start, P, ALL, C, ROWS)
+        parts_ptr += sample * 3 * ALL + channel
         tl.store(parts_ptr, dv)
-        tl.store(parts_ptr + C, dgamma)
-        tl.store(parts_ptr + 2 * C, dbeta)
+        tl.store(parts_ptr + ALL, dgamma)
+        tl.store(parts_ptr + 2 * ALL, dbeta)
 
     _norm_silu: Any = triton_op("kanerva::norm_silu", _norm_silu_forward, mutates_args={})
     _norm_silu_back: Any = triton_op(

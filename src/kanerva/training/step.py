@@ -133,14 +133,19 @@ class Step:
         self._update()
         self.optimizer.zero_grad(set_to_none=True)
 
-    def _gradients(self, episode: Episode) -> None:
-        """Of the mean negative bound of a batch, and of a model's auxiliary loss."""
-        self.before = [buffer.clone() for buffer in self.buffers]
+    def forward(self, episode: Episode) -> tuple[ElboTerms, Tensor]:
+        """The bound of a batch, and what is minimised: its negative mean and a model's auxiliary
+        loss."""
         with self.fabric.autocast():
             outputs: dict[str, Tensor] = self.wrapped(episode)
         auxiliary = outputs.pop("auxiliary", None)
         terms = ElboTerms(**outputs)
-        self.fabric.backward(terms.loss if auxiliary is None else terms.loss + auxiliary)
+        return terms, terms.loss if auxiliary is None else terms.loss + auxiliary
+
+    def _gradients(self, episode: Episode) -> None:
+        self.before = [buffer.clone() for buffer in self.buffers]
+        terms, objective = self.forward(episode)
+        self.fabric.backward(objective)
         with torch.no_grad():
             means = [-terms.log_likelihood.mean(), terms.readout_kl.mean(), terms.key_kl.mean()]
             self.seen.copy_(torch.stack([terms.loss, *means]))
