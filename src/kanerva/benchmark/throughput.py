@@ -8,7 +8,6 @@ are timed one by one, each in the form of the step.
 import gc
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -143,9 +142,3 @@ def _parts(
         "update": whole.ms - there_and_back.ms,
         "read": reading.ms,
     }
-
-
-def at_episode_length(config: RunConfig, length: int, images: int | None) -> RunConfig:
-    """The same run with another T: as many images a step, if `images` says how many."""
-    batch = config.batch if images is None else max(1, images // length)
-    return replace(config, episode_length=length, batch=batch)

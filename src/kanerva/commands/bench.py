@@ -14,7 +14,7 @@ from lightning_fabric import Fabric
 from kanerva.benchmark.agreement import agreement
 from kanerva.benchmark.quality import evaluation_time, time_to_bound
 from kanerva.benchmark.report import draw, table
-from kanerva.benchmark.throughput import at_episode_length, flop_per_image, throughput
+from kanerva.benchmark.throughput import flop_per_image, throughput
 from kanerva.benchmark.timing import matrix_rate, measurement, write_measurement
 from kanerva.commands.options import Parser, at_least, device_of, root_of
 from kanerva.config import RunConfig
@@ -179,8 +179,9 @@ def _configs(options: dict[str, Any], device: torch.device) -> list[RunConfig]:
         ):
             capacity = options["capacity"] or start.memory.capacity
             memory = replace(start.memory, reads=reads, size=size, capacity=capacity)
-            config = replace(start, memory=memory, batch=batch, episode_length=1)
-            found.append(at_episode_length(config, length, options["images"]))
+            if options["images"] is not None:
+                batch = max(1, options["images"] // length)
+            found.append(replace(start, memory=memory, batch=batch, episode_length=length))
     return found
 
 
