@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -72,7 +73,7 @@ def test_throughput_is_printed_filed_and_drawn(tmp_path: Path, capsys):
     parts = row["ms_by_part"]
     assert set(parts) == {"data", "forward", "backward", "update", "read"}
     assert all(parts[name] > 0 for name in ("data", "forward", "backward", "read"))
-    assert record["command"].startswith("kanerva bench --preset glyphs")
+    assert record["command"] == shlex.join(["kanerva", "bench", *SMALL, "--size", "48,64"])
     assert (folder / "a.png").stat().st_size > 5000
     assert row["config_hash"] == expected(size=48).config_hash()
 

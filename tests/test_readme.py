@@ -64,7 +64,10 @@ def test_every_make_target_named_exists():
         assert f"\n{target}:" in makefile
 
 
-@pytest.mark.parametrize("name", ["README.md", "RESULTS.md", "docs/memory.md"])
+REPORTS = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "benchmarks").glob("*.md"))
+
+
+@pytest.mark.parametrize("name", ["README.md", "RESULTS.md", "docs/memory.md", *REPORTS])
 def test_figures_are_those_of_the_records(name: str):
     text = (ROOT / name).read_text()
     assert "<!-- end -->" in text and quoted(text, (ROOT / name).parent) == text

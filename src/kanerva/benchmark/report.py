@@ -61,21 +61,23 @@ def _throughput(record: dict[str, Any]) -> list[str]:
 
 def _agreement(record: dict[str, Any]) -> list[str]:
     lines = [
-        f"{'precision':<12}{'form':<10}{'steps':>6}{'first loss':>12}{'last loss':>11}"
-        f"{'largest':>10}{'mean':>10}{'weights':>10}"
+        f"{'':<28}{'first':>10}{'last':>10}{'in lockstep, largest':>24}{'left alone':>30}",
+        f"{'precision':<12}{'form':<10}{'steps':>6}{'loss':>10}{'loss':>10}{'loss':>12}"
+        f"{'gradient':>12}{'largest':>10}{'mean':>10}{'weights':>10}",
     ]
     for row in record["rows"]:
         lines.append(
-            f"{row['precision']:<12}{row['form']:<10}{row['steps']:6d}{row['first_loss']:12.4f}"
-            f"{row['last_loss']:11.4f}{row['loss_max_relative']:10.1e}"
-            f"{row['loss_mean_relative']:10.1e}{row['weights_relative']:10.1e}"
+            f"{row['precision']:<12}{row['form']:<10}{row['steps']:6d}{row['first_loss']:10.4f}"
+            f"{row['last_loss']:10.4f}{row['lockstep_loss']:12.1e}{row['lockstep_gradient']:12.1e}"
+            f"{row['alone_loss']:10.1e}{row['alone_loss_mean']:10.1e}{row['alone_weights']:10.1e}"
         )
     return [
         *lines,
         "",
-        f"{record['preset']}, {record['model']}: relative distance of a step's loss from eager's, "
-        "largest and mean;",
-        "of the final weights, as a share of how far they moved",
+        f"{record['preset']}, {record['model']}: relative distance from the first form. In "
+        "lockstep each step begins with its weights;",
+        "left alone differences grow, as they do between two runs of one form (the first row); "
+        "weights as a share of how far they moved",
     ]
 
 
@@ -112,10 +114,11 @@ TABLES = {
 
 def draw(records: list[dict[str, Any]]) -> Figure:
     """Images per second by form; microseconds per image against T, and of a read against side."""
-    rows = [row for r in records if r["kind"] == "throughput" for row in r["rows"]]
+    speeds = [record["rows"] for record in records if record["kind"] == "throughput"]
+    rows = [row for found in speeds for row in found]
     figure = Figure(figsize=(13, 4.2), layout="constrained")
     forms, lengths, sides = figure.subplots(1, 3)
-    _bars(forms, rows)
+    _bars(forms, [row for found in speeds if len({r["form"] for r in found}) > 1 for row in found])
     _curves(lengths, rows, "T", "a step, by T", lambda r: 1e3 * r["ms_per_step"])
     _curves(
         sides, rows, "side", "reads alone, by side of the memory",
@@ -130,7 +133,6 @@ def _bars(axes: Axes, rows: list[dict[str, Any]]) -> None:
     for row in rows:
         name = f"{row['preset']}\n{row['model']}"
         found.setdefault(name, {}).setdefault(row["form"], row["images_per_s"])
-    found = {name: forms for name, forms in found.items() if len(forms) > 1}
     for number, forms in enumerate(found.values()):
         for place, (form, rate) in enumerate(forms.items()):
             x = number + 0.27 * (place - 1)
@@ -164,9 +166,11 @@ def _curves(axes: Axes, rows: list[dict[str, Any]], what: str, title: str, cost:
         axes.set_xticks(sorted({int(x) for line in axes.lines for x in line.get_xdata()}))  # pyright: ignore
         axes.xaxis.set_major_formatter("{x:.0f}")
         axes.minorticks_off()
-        axes.legend(frameon=False, fontsize=8)
-    axes.set_ylim(bottom=0)
-    axes.margins(y=0.2)
+        axes.legend(frameon=False, fontsize=8, loc="lower left")
+        axes.set_ylim(0, 1.25 * max(max(line.get_ydata()) for line in axes.lines))  # pyright: ignore
+    else:
+        axes.set_axis_off()
+        return
     axes.set_xlabel("images in an episode, T" if what == "T" else "side of the memory")
     axes.set_ylabel("microseconds per image")
     axes.set_title(title, fontsize=10)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import statistics
 import time
 from collections.abc import Callable
@@ -74,17 +75,30 @@ def matrix_rate(device: torch.device, precision: str) -> float:
     return 2 * size**3 / (ms / 1e3)
 
 
-def measurement(kind: str, device: torch.device, command: str, **content: Any) -> dict[str, Any]:
+def measurement(
+    kind: str, device: torch.device, flags: list[str], **content: Any
+) -> dict[str, Any]:
     """A record: what was measured, on what, by which code and command."""
     return {
         "schema": 1,
         "kind": kind,
-        "command": command,
+        "command": shlex.join(["kanerva", "bench", *_without_places(flags)]),
         "date": time.strftime("%Y-%m-%d"),
         "commit": commit(),
         "versions": versions(),
         "device": device_name(device),
     } | content
+
+
+def _without_places(flags: list[str]) -> list[str]:
+    """A command's flags without folders of the machine it ran on."""
+    left, skip = [], False
+    for flag in flags:
+        name = flag.split("=")[0]
+        if not skip and name not in ("--results", "--data-root", "--name"):
+            left.append(flag)
+        skip = name in ("--results", "--data-root", "--name") and "=" not in flag
+    return left
 
 
 def write_measurement(record: dict[str, Any], folder: Path, name: str) -> Path:

@@ -64,9 +64,8 @@ def bench(argv: list[str]) -> int:
     if device.type == "cuda" and options["what"] != "evaluation":
         torch.set_float32_matmul_precision("high")
     rows, about = MEASURES[options["what"]](options, device)
-    command = " ".join(["kanerva bench", *argv])
     kind = "evaluation-time" if options["what"] == "evaluation" else options["what"]
-    record = measurement(kind, device, command, **about, rows=rows)
+    record = measurement(kind, device, argv, **about, rows=rows)
     print(table(record))
     if options["results"] is not None:
         name = options["name"] or f"{options['what']}-{options['preset'].replace(',', '-')}"
@@ -119,6 +118,9 @@ def _agreement(options: dict[str, Any], device: torch.device) -> tuple[list, dic
         )
         forms, fabric = _forms(options, device), _fabric(config, device)
         _say(config, forms)
+        if config.precision == "32-true":  # float32 in earnest
+            torch.set_float32_matmul_precision("highest")
+            torch.backends.cudnn.allow_tf32 = False
         rows += agreement(config, forms, fabric, episodes, options["steps"] or 100)
     return rows, {"preset": options["preset"], "model": options["model"]}
 
