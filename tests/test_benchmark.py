@@ -71,7 +71,7 @@ def test_throughput_is_printed_filed_and_drawn(tmp_path: Path, capsys):
     assert low <= row["images_per_s"] <= high and row["finite"]
     assert row["flop_per_s"] == pytest.approx(row["flop_per_image"] * row["images_per_s"])
     parts = row["ms_by_part"]
-    assert set(parts) == {"data", "forward", "backward", "update", "read"}
+    assert set(parts) == {"data", "forward", "backward", "update", "rest", "read"}
     assert all(parts[name] > 0 for name in ("data", "forward", "backward", "read"))
     assert record["command"] == shlex.join(["kanerva", "bench", *SMALL, "--size", "48,64"])
     assert (folder / "a.png").stat().st_size > 5000
@@ -87,6 +87,7 @@ def test_every_combination_is_measured():
     options = {
         "preset": "mnist,cifar10", "model": "kpp,kpp-paper", "variant": None, "precision": None,
         "episode_length": "8,16", "batch": None, "reads": None, "size": "32", "capacity": 64,
+        "rows": None,
         "images": 256,
     }  # fmt: skip
     found = _configs(options, CPU)
@@ -140,7 +141,8 @@ def row(**changes) -> dict:
         "model": "kpp", "preset": "mnist", "variant": "store", "precision": "bf16-mixed", "T": 32,
         "batch": 32, "K": 1, "side": 64, "capacity": 36, "form": "captured",
         "images_per_s": 2e5, "images_per_s_range": [1.9e5, 2.1e5], "ms_per_step": 5.12,
-        "ms_by_part": {"data": 0.1, "forward": 2.0, "backward": 3.0, "update": 0.2, "read": 0.01},
+        "ms_by_part": {"data": 0.1, "forward": 2.0, "backward": 3.0, "update": 0.2, "rest": 0.1,
+                       "read": 0.01},
         "peak_gib": 1.2, "first_step_s": 50.0, "flop_per_image": 8e8, "flop_per_s": 1.6e14,
         "matrix_rate": 8e14, "matrix_share": 0.2, "times_first": 6.0,
     } | changes  # fmt: skip

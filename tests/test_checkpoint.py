@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from kanerva.config import ModelConfig, OptimConfig
 from kanerva.errors import UserError
@@ -15,8 +16,10 @@ from kanerva.models.base import MemoryModel
 from kanerva.training import checkpoint
 from kanerva.training.checkpoint import (
     Progress,
+    optimizer_tensors,
     recover,
     restore,
+    restore_optimizer,
     run_state,
     save_best,
     save_last,
@@ -153,4 +156,37 @@ def test_best_holds_weights_and_config_only(tmp_path: Path, tiny: ModelConfig):
     ]
     same = type(model).from_pretrained(tmp_path / "best")
     for a, b in zip(model.state_dict().values(), same.state_dict().values(), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("optimiser", ["adamw", "lars_adam"])
+def test_moments_come_back_in_the_order_of_their_weights(optimiser: str):
+    """Compiled steps keep convolutions channels-last, files do not; a fused optimiser walks through
+    weight and moments at once, and takes them for one another if their orders differ."""
+
+    def steps(net: nn.Module, optimizer: torch.optim.Optimizer, numbers: range) -> None:
+        for number in numbers:
+            noise = torch.Generator().manual_seed(number)
+            optimizer.zero_grad()
+            net(torch.randn(2, 3, 6, 6, generator=noise)).square().sum().backward()
+            optimizer.step()
+
+    def fresh() -> tuple[nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(0)
+        net = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+        return net, make_optimiser(OptimConfig(optimiser=optimiser, lr=0.1), net)  # pyright: ignore
+
+    net, optimizer = fresh()
+    steps(net, optimizer, range(3))
+    saved = {name: value.clone() for name, value in optimizer_tensors(optimizer).items()}
+    weights = copy.deepcopy(net.state_dict())
+    steps(net, optimizer, range(3, 6))
+    other, resumed = fresh()
+    other.load_state_dict(weights)
+    restore_optimizer(resumed, saved)
+    for parameter, entries in resumed.state.items():
+        assert all(v.ndim == 0 or v.stride() == parameter.stride() for v in entries.values())
+        assert entries["step"].device == parameter.device
+    steps(other, resumed, range(3, 6))
+    for a, b in zip(net.parameters(), other.parameters(), strict=True):
         assert torch.equal(a, b)

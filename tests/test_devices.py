@@ -94,6 +94,21 @@ def test_a_run_goes_on_with_more_and_fewer_processes(tmp_path: Path, mnist_root:
     assert furthest(alone, run) < 1e-5
 
 
+def test_processes_whose_statistics_differ_do_not_wait_for_each_other(
+    tmp_path: Path, mnist_root: Path
+):
+    """`kpp-paper`'s norms see their own process's images: one validation bound decides for all.
+    Where each acted on its own, one of them thought a step the best and the other did not."""
+    run = tmp_path / "run"
+    flags = ["--preset", "mnist", "--model", "kpp-paper", "--encoder.width", "4", "--steps", "12"]
+    flags += ["--encoder.blocks", "[1,1,1,1]", "--decoder.base", "16", "--memory.base", "16"]
+    flags += ["--episode-length", "4", "--batch", "4", "--validate-every", "1"]
+    flags += ["--validate-episodes", "2", "--optim.lr", "1e-7"]
+    done = train(mnist_root, run, *flags, processes=2)
+    assert done.returncode == 0, done.stderr
+    assert "step 12 of 12" in done.stdout
+
+
 def test_gradients_shared_between_graphs_are_those_of_one_process(tmp_path: Path):
     """Captured steps share gradients themselves. Here that path runs without the graphs."""
     script = tmp_path / "script.py"

@@ -74,6 +74,7 @@ def test_a_compiled_step_agrees_with_an_eager_one():
     eager, compiled = compared(["eager", "compiled"], 100, "cpu", "32-true")
     assert eager["lockstep_loss"] == eager["alone_loss"] == eager["alone_weights"] == 0
     assert compiled["lockstep_loss"] < 1e-5 and compiled["lockstep_gradient"] < 1e-4
+    assert compiled["lockstep_update"] < 0.02
     assert compiled["alone_loss"] < 1e-4 and compiled["alone_weights"] < 0.01
     assert compiled["last_loss"] < compiled["first_loss"] - 10  # it did not stand still
 
@@ -95,7 +96,25 @@ def test_lockstep_sees_the_arithmetic_of_one_step_alone():
         patch.setattr(Step, "look", biased)
         (row,) = agreement(config, ["eager"], one, episodes, 12)
     assert row["lockstep_loss"] == pytest.approx(1e-3, rel=1e-3)
-    assert row["lockstep_gradient"] == 0 and row["alone_weights"] == 0
+    assert row["lockstep_gradient"] == row["lockstep_update"] == row["alone_weights"] == 0
+
+
+def test_lockstep_sees_a_step_that_moves_nothing(monkeypatch):
+    config, one = little(), fabric()
+    episodes = random_episodes(config, one.device)
+    real, seen = Step._update, []
+
+    def idle(self: Step) -> None:
+        if self not in seen:
+            seen.append(self)
+        if len(seen) == 1:
+            real(self)
+        else:
+            self.figures[:4] = self.seen
+
+    monkeypatch.setattr(Step, "_update", idle)
+    (row,) = agreement(config, ["eager"], one, episodes, 4)
+    assert row["lockstep_loss"] == 0 and row["lockstep_update"] == pytest.approx(1, rel=0.05)
 
 
 @needs_gpu
@@ -103,6 +122,7 @@ def test_lockstep_sees_the_arithmetic_of_one_step_alone():
 def test_a_captured_step_agrees_with_an_eager_one(precision: str, near: float):
     rows = compared(["eager", "compiled", "captured"], 50, "cuda", precision)
     assert all(row["lockstep_loss"] < near for row in rows)
+    assert all(row["lockstep_update"] < 0.5 and row["alone_weights"] < 0.8 for row in rows)
 
 
 def state_of(step: Step) -> list[Tensor]:

@@ -154,7 +154,24 @@ class LikelihoodConfig:
         _positive(self, "components")
 
 
-ModelName = Literal["kpp", "kpp-paper"]
+@dataclass(frozen=True, kw_only=True)
+class RowsConfig:
+    """The rivals' memories: a matrix of rows. Their authors' sizes for MNIST and Omniglot."""
+
+    count: int = 32  # K: rows of the Kanerva machines, slots of dnc
+    width: int = 100  # C: numbers in a row, and in a code that is written
+    address: int = 32  # km, ours: numbers of y, from which an address is made
+    noise: float = 1.0  # km, dkm, ours: sigma of a code about what is read; learned from here
+    heads: int = 4  # dnc: reads for each image
+
+    def __post_init__(self) -> None:
+        _positive(self, "count", "width", "address", "noise", "heads")
+
+
+ModelName = Literal[
+    "kpp", "kpp-paper", "vae", "no-memory", "km", "dkm", "dkm-tsm", "vma", "dnc"
+]  # fmt: skip
+ROWED = ("km", "dkm", "dkm-tsm", "dnc")  # whose memory is a matrix of rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,6 +185,7 @@ class ModelConfig:
     keys: KeyConfig = field(default_factory=KeyConfig)
     readout: ReadoutConfig = field(default_factory=ReadoutConfig)
     decoder: DecoderConfig = field(default_factory=DecoderConfig)
+    rows: RowsConfig = field(default_factory=RowsConfig)
     likelihood: LikelihoodConfig = field(default_factory=LikelihoodConfig)
 
     def __post_init__(self) -> None:
@@ -176,16 +194,24 @@ class ModelConfig:
         if self.likelihood.kind == "logistic_mixture" and self.image[0] not in (1, 3):
             raise UserError(f"logistic_mixture needs 1 or 3 channels, got {self.image[0]}")
         memory, readout = self.memory, self.readout
-        if self.model == "kpp-paper":
+        if self.model != "kpp":
             printed = {"memory.placement": "gaussian", "memory.read": "soft"}
             printed |= {"readout.posterior": "amortised", "readout.channels": 0}
             for name, value in printed.items():
                 group, option = name.split(".")
                 if getattr(getattr(self, group), option) != value:
                     got = getattr(getattr(self, group), option)
-                    raise UserError(f"kpp-paper is the model as printed, {name}={got} is for kpp")
+                    raise UserError(
+                        f"{self.model} is the model as printed, {name}={got} is for kpp"
+                    )
             if readout.size == 0:
-                raise UserError("kpp-paper reads a vector: readout.size must be positive, got 0")
+                raise UserError(
+                    f"{self.model} reads a vector: readout.size must be positive, got 0"
+                )
+        if self.model not in ("kpp-paper", "dkm-tsm", "kpp") and self.encoder.shift != 0:
+            raise UserError(
+                f"{self.model} sees one image at a time: encoder.shift=0, not {self.encoder.shift}"
+            )
         if self.model == "kpp" and memory.reads != 1:
             raise UserError(
                 f"kpp writes one block for each sample: memory.reads=1, not {memory.reads}"
@@ -269,6 +295,8 @@ class RunConfig(ModelConfig):
         for name in ("seed", "log_every", "preset", "variant", "step", "strategy"):
             del content[name]
         del content["data"]["folder"]
+        if self.model not in ROWED:
+            del content["rows"]  # says nothing of this model
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -8,7 +8,7 @@ Each is the paper's model, `kpp-paper`; `store` and `generate` turn it into the 
 """
 
 from dataclasses import replace
-from typing import get_args
+from typing import cast, get_args
 
 from kanerva.config import (
     DataConfig,
@@ -141,6 +141,15 @@ def generate(run: RunConfig) -> RunConfig:
     )
 
 
+# The systems of Table 1: the paper's networks and schedule, another memory
+
+
+def rival(run: RunConfig, model: ModelName) -> RunConfig:
+    """The paper's run with another model. Only `dkm-tsm` shares its encoder's temporal shift."""
+    shift = run.encoder.shift if model == "dkm-tsm" else 0.0
+    return replace(run, model=model, encoder=replace(run.encoder, shift=shift))
+
+
 VARIANTS = {"store": store, "generate": generate}
 
 
@@ -150,10 +159,12 @@ def preset(name: str, model: str = "kpp", variant: str | None = None) -> RunConf
         raise UserError(f"unknown preset {name!r}; there are {', '.join(PRESETS)}")
     if model not in get_args(ModelName):
         raise UserError(f"unknown model {model!r}; there are {', '.join(get_args(ModelName))}")
+    if model != "kpp" and variant is not None:
+        raise UserError(f"{model} has no variants, got {variant!r}")
     if model == "kpp-paper":
-        if variant is not None:
-            raise UserError(f"kpp-paper has no variants, got {variant!r}")
         return PRESETS[name]()
+    if model != "kpp":
+        return rival(PRESETS[name](), cast(ModelName, model))
     variant = variant or "store"
     if variant not in VARIANTS:
         raise UserError(f"unknown variant {variant!r} of kpp; there are {', '.join(VARIANTS)}")

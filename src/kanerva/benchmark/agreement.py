@@ -46,7 +46,7 @@ class Walk:
         return [*self.step.parameters, *self.step.buffers, *kept]
 
     def weights(self) -> Tensor:
-        return torch.cat([p.detach().float().flatten().cpu() for p in self.step.parameters])
+        return _flat(self.step.parameters).cpu()
 
 
 def agreement(
@@ -71,6 +71,7 @@ def agreement(
                 "last_loss": free.losses[-1],
                 "lockstep_loss": _furthest(locked.losses, reference.losses),
                 "lockstep_gradient": _furthest(locked.norms, reference.norms),
+                "lockstep_update": sum(locked.updates) / max(len(locked.updates), 1),
                 "alone_loss": _furthest(free.losses, reference.losses),
                 "alone_loss_mean": _mean(free.losses, reference.losses),
                 "alone_weights": float((free.ended - reference.ended).norm() / moved),
@@ -85,6 +86,7 @@ class Path:
     def __init__(self, start: Tensor) -> None:
         self.losses: list[float] = []
         self.norms: list[float] = []
+        self.updates: list[float] = []  # in lockstep: distance as a share of the lead's step
         self.start = self.ended = start
 
 
@@ -113,13 +115,23 @@ def _begin(walk: Walk, lead: list[Tensor]) -> None:
 
 
 def _in_step(walk: Walk, steps: int, lead: list[list[Tensor]]) -> Path:
+    """Each step from where the lead began it; and how far from the lead's weights it then ends."""
     path = Path(walk.weights())
+    count = len(walk.step.parameters)
     for number in range(steps):
         _begin(walk, lead[number])
         loss, norm = walk.take(number)
         path.losses.append(loss)
         path.norms.append(norm)
+        if number + 1 < steps:
+            before, after = (_flat(lead[number + n][:count]) for n in (0, 1))
+            apart = (_flat(walk.step.parameters) - after).norm() / (after - before).norm()
+            path.updates.append(float(apart))
     return path
+
+
+def _flat(tensors: list[Any]) -> Tensor:
+    return torch.cat([tensor.detach().float().flatten() for tensor in tensors])
 
 
 def _furthest(mine: list[float], theirs: list[float]) -> float:

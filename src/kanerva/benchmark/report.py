@@ -3,6 +3,7 @@
 python -m kanerva.benchmark.report docs/speed.png results/bench/*.json
 """
 
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from matplotlib.figure import Figure
 from kanerva.benchmark.timing import read_measurement
 
 matplotlib.use("Agg")
+PARTS = ("data", "forward", "backward", "update", "rest", "read")
 COLOURS = {"eager": "#999999", "compiled": "#4c9f70", "captured": "#1f4e79"}
 
 
@@ -30,7 +32,7 @@ def _throughput(record: dict[str, Any]) -> list[str]:
         f"{'model':<10}{'preset':<14}{'T':>4}{'batch':>6}{'K':>3}{'side':>5} {'form':<9}"
         + (f"{'images/s':>9} {'(range)':<15}" if on_gpu else "")
         + f"{'vs first':>9}{'ms/step':>9}"
-        + "".join(f"{part:>9}" for part in ("data", "forward", "backward", "update", "read"))
+        + "".join(f"{part:>9}" for part in PARTS)
         + f"{'MFLOP/im':>9}"
         + (f"{'TFLOP/s':>8}{'share':>7}{'GiB':>6}{'first s':>8}" if on_gpu else "")
     ]
@@ -49,33 +51,42 @@ def _throughput(record: dict[str, Any]) -> list[str]:
             f"{row['side']:5d} {row['form']:<9}"
             + (speed if on_gpu else "")
             + f"{row['times_first']:8.2f}x{row['ms_per_step']:9.2f}"
-            + "".join(f"{ms:9.3f}" for ms in row["ms_by_part"].values())
+            + "".join(f"{row['ms_by_part'].get(part, math.nan):9.3f}" for part in PARTS)
             + f"{mflop:9.0f}{chip}"
         )
     if not on_gpu:
         return [*lines, "", "on a CPU only the ratios of one run mean anything"]
     rates = {row["precision"]: row["matrix_rate"] for row in record["rows"]}
     said = ", ".join(f"{rate / 1e12:.0f} TFLOP/s in {name}" for name, rate in rates.items())
-    return [*lines, "", f"share: of a large matrix product's rate, measured here: {said}"]
+    return [
+        *lines,
+        "",
+        f"share: of a large matrix product's rate, measured here: {said}",
+        "rest: of a step, beside its parts, each timed alone; read: part of forward; GiB: the most "
+        "that was taken;",
+        "first s: the first step, with what is compiled or comes from a cache of earlier ones",
+    ]
 
 
 def _agreement(record: dict[str, Any]) -> list[str]:
     lines = [
-        f"{'':<28}{'first':>10}{'last':>10}{'in lockstep, largest':>24}{'left alone':>30}",
+        f"{'':<28}{'first':>10}{'last':>10}{'in lockstep':>36}{'left alone':>30}",
         f"{'precision':<12}{'form':<10}{'steps':>6}{'loss':>10}{'loss':>10}{'loss':>12}"
-        f"{'gradient':>12}{'largest':>10}{'mean':>10}{'weights':>10}",
+        f"{'gradient':>12}{'update':>12}{'largest':>10}{'mean':>10}{'weights':>10}",
     ]
     for row in record["rows"]:
         lines.append(
             f"{row['precision']:<12}{row['form']:<10}{row['steps']:6d}{row['first_loss']:10.4f}"
             f"{row['last_loss']:10.4f}{row['lockstep_loss']:12.1e}{row['lockstep_gradient']:12.1e}"
+            f"{row['lockstep_update']:12.1e}"
             f"{row['alone_loss']:10.1e}{row['alone_loss_mean']:10.1e}{row['alone_weights']:10.1e}"
         )
     return [
         *lines,
         "",
         f"{record['preset']}, {record['model']}: relative distance from the first form. In "
-        "lockstep each step begins with its weights;",
+        "lockstep each step begins with its weights: largest of",
+        "loss and gradient norm; mean of how far an update ends from its, as a share of it;",
         "left alone differences grow, as they do between two runs of one form (the first row); "
         "weights as a share of how far they moved",
     ]
@@ -179,4 +190,6 @@ def _curves(axes: Axes, rows: list[dict[str, Any]], what: str, title: str, cost:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 3:
+        sys.exit("usage: python -m kanerva.benchmark.report PICTURE RECORD...")
     draw([read_measurement(Path(path)) for path in sys.argv[2:]]).savefig(sys.argv[1], dpi=110)

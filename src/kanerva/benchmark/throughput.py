@@ -15,7 +15,7 @@ from lightning_fabric import Fabric
 from torch.utils.flop_counter import FlopCounterMode
 
 from kanerva.benchmark.timing import Timing, replayed, timed, wait
-from kanerva.config import RunConfig
+from kanerva.config import ROWED, RunConfig
 from kanerva.data import ImageSet, TrainingEpisodes
 from kanerva.models import build
 from kanerva.models.base import ElboTerms
@@ -39,11 +39,9 @@ def random_episodes(config: RunConfig, device: torch.device) -> TrainingEpisodes
 
 
 def flop_per_image(config: RunConfig) -> float:
-    """Of a step's matrix products and convolutions, forward and backward, as PyTorch counts them.
-    Counted on shapes alone: nothing is computed."""
-    with torch.device("meta"):
-        model = build(config.model_config())
-        episode = torch.zeros(1, config.episode_length, *config.image)
+    """Of a step's matrix products and convolutions, forward and backward, as PyTorch counts them."""
+    model = build(config.model_config())
+    episode = torch.zeros(1, config.episode_length, *config.image)
     if config.episode_length == 1:  # batch statistics need two
         episode = episode.expand(2, -1, -1, -1, -1)
     with FlopCounterMode(display=False) as counter:
@@ -58,10 +56,12 @@ def throughput(config: RunConfig, form: Form, fabric: Fabric, *, steps: int) -> 
     device = fabric.device
     on_gpu = device.type == "cuda"
     gc.collect()
+    others = 0  # what else the device holds
     torch._dynamo.reset()  # graphs of other shapes must not make this one general
     if on_gpu:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
+        others = torch.cuda.memory_allocated(device)
     episodes = random_episodes(config, device)
     step = Step(fabric, assemble(config, fabric, form), clip=config.optim.clip, form=form)
     step.model.train()
@@ -80,8 +80,11 @@ def throughput(config: RunConfig, form: Form, fabric: Fabric, *, steps: int) -> 
     for _ in range(WARM + 1):
         whole()
     total = timed(whole, device, calls=steps)
-    peak = torch.cuda.max_memory_allocated(device) / 2**30 if on_gpu else None
+    peak = (torch.cuda.max_memory_allocated(device) - others) / 2**30 if on_gpu else None
     parts = _parts(step, episodes, config, steps)
+    parts["rest"] = total.ms - sum(
+        parts[name] for name in ("data", "forward", "backward", "update")
+    )
     images = config.batch * config.episode_length
     row: dict[str, Any] = {
         "model": config.model,
@@ -93,6 +96,7 @@ def throughput(config: RunConfig, form: Form, fabric: Fabric, *, steps: int) -> 
         "batch": config.batch,
         "K": config.memory.reads,
         "side": config.memory.size,
+        "rows": config.rows.count if config.model in ROWED else None,
         "capacity": config.memory.capacity,
         "form": form,
         "images_per_s": 1e3 * images / total.ms,
@@ -128,17 +132,20 @@ def _parts(
 
     ahead, there_and_back = clock(forward), clock(both)
     whole = clock(lambda: step.once(episode))
-    with torch.no_grad():
-        maps = torch.randn(config.batch, *config.memory.shape, device=device)
-        shape = (config.batch, config.episode_length, *step.model.key_shape)
-        keys = torch.randn(shape, device=device)
-        traces = step.model.traces
-        read = traces if step.form == "eager" else torch.compile(traces, dynamic=False)
-        reading = clock(lambda: read(maps, keys))
-    return {
+    found = {
         "data": data.ms,
         "forward": ahead.ms,
         "backward": there_and_back.ms - ahead.ms,
         "update": whole.ms - there_and_back.ms,
-        "read": reading.ms,
+        "read": 0.0,
     }
+    if not step.model.remembers:
+        return found
+    with torch.no_grad():
+        one = step.model.memory_shape(config.episode_length)
+        maps = torch.randn(config.batch, *one, device=device)
+        shape = (config.batch, config.episode_length, *step.model.key_shape)
+        keys = torch.randn(shape, device=device)
+        traces = step.model.traces
+        read = traces if step.form == "eager" else torch.compile(traces, dynamic=False)
+        return found | {"read": clock(lambda: read(maps, keys)).ms}

@@ -7,6 +7,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ def replayed(call: Callable[[], object], device: torch.device, form: Form) -> Ca
     """A call as a step's form would run it: as it is, or as a CUDA graph."""
     if form != "captured":
         return call
-    side = torch.cuda.Stream()
+    side = _side()  # one for all: every stream keeps a workspace of its own
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         for _ in range(2):
@@ -63,6 +64,11 @@ def replayed(call: Callable[[], object], device: torch.device, form: Form) -> Ca
     with torch.cuda.graph(graph):
         call()
     return graph.replay
+
+
+@lru_cache(maxsize=1)
+def _side() -> torch.cuda.Stream:
+    return torch.cuda.Stream()
 
 
 def matrix_rate(device: torch.device, precision: str) -> float:
@@ -94,11 +100,21 @@ def _without_places(flags: list[str]) -> list[str]:
     """A command's flags without folders of the machine it ran on."""
     left, skip = [], False
     for flag in flags:
-        name = flag.split("=")[0]
+        name = flag.split("=")[0].replace("_", "-")
         if not skip and name not in ("--results", "--data-root", "--name"):
             left.append(flag)
         skip = name in ("--results", "--data-root", "--name") and "=" not in flag
     return left
+
+
+def check_folder(folder: Path) -> None:
+    """Find out before a long measurement whether its record can be filed."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot write {folder}: {error.strerror}") from error
+    if not os.access(folder, os.W_OK):
+        raise UserError(f"cannot write {folder}: Permission denied")
 
 
 def write_measurement(record: dict[str, Any], folder: Path, name: str) -> Path:

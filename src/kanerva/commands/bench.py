@@ -15,7 +15,7 @@ from kanerva.benchmark.agreement import agreement
 from kanerva.benchmark.quality import evaluation_time, time_to_bound
 from kanerva.benchmark.report import draw, table
 from kanerva.benchmark.throughput import flop_per_image, throughput
-from kanerva.benchmark.timing import matrix_rate, measurement, write_measurement
+from kanerva.benchmark.timing import check_folder, matrix_rate, measurement, write_measurement
 from kanerva.commands.options import Parser, at_least, device_of, root_of
 from kanerva.config import RunConfig
 from kanerva.data import TrainingEpisodes
@@ -46,6 +46,7 @@ def bench(argv: list[str]) -> int:
     parser.add_argument("--images", type=int | None, help="images a step, whatever T")
     parser.add_argument("--reads", type=str | None, help="K: one or several (kpp-paper)")
     parser.add_argument("--size", type=str | None, help="side of the memory: one or several")
+    parser.add_argument("--rows", type=str | None, help="rows of km, dkm, dnc: one or several")
     parser.add_argument("--capacity", type=int | None, help="kpp: places in the memory")
     parser.add_argument("--precision", type=str | None, help="bf16-mixed on a GPU unless given")
     parser.add_argument("--steps", type=int | None, help="steps of a window (30), or to compare")
@@ -60,6 +61,10 @@ def bench(argv: list[str]) -> int:
     options = parser.read(argv)
     at_least(options, 1, "images", "capacity", "steps", "every")
     at_least(options, 0, "iwae")
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        raise UserError("bench measures one process: start it without torchrun")
+    if options["results"] is not None:
+        check_folder(Path(options["results"]))
     device = torch.device(device_of(options))
     if device.type == "cuda" and options["what"] != "evaluation":
         torch.set_float32_matmul_precision("high")
@@ -126,21 +131,24 @@ def _agreement(options: dict[str, Any], device: torch.device) -> tuple[list, dic
 
 
 def _quality(options: dict[str, Any], device: torch.device) -> tuple[list, dict[str, Any]]:
-    config = _configs(options, device)[0]
-    if options["step"] is not None:
-        config = replace(config, step=options["step"])
-    with tempfile.TemporaryDirectory() as folder:
-        row = time_to_bound(
-            config,
-            Path(folder) / "run",
-            options["until"],
-            every=options["every"],
-            data_root=root_of(options),
-            accelerator=device.type,
-        )
-    form = form_of(config.step, device)
-    note = ", ".join(part for part in (form, config.precision, options["note"]) if part)
-    return [row | {"form": form, "note": note}], {"preset": config.preset, "model": config.model}
+    rows = []
+    for config in _configs(options, device):
+        config = replace(config, steps=options["steps"] or config.steps)
+        if options["step"] is not None:
+            config = replace(config, step=options["step"])
+        form = form_of(config.step, device)
+        with tempfile.TemporaryDirectory() as folder:
+            row = time_to_bound(
+                config,
+                Path(folder) / "run",
+                options["until"],
+                every=options["every"],
+                data_root=root_of(options),
+                accelerator=device.type,
+            )
+        note = ", ".join(part for part in (form, config.precision, options["note"]) if part)
+        rows.append(row | {"form": form, "note": note})
+    return rows, {"preset": options["preset"], "model": options["model"]}
 
 
 def _evaluation(options: dict[str, Any], device: torch.device) -> tuple[list, dict[str, Any]]:
@@ -173,17 +181,21 @@ def _configs(options: dict[str, Any], device: torch.device) -> list[RunConfig]:
         if precision not in get_args(RunConfig.__annotations__["precision"]):
             raise UserError(f"--precision: expected 32-true or bf16-mixed, got {precision}")
         start = replace(start, precision=precision)
-        for length, batch, reads, size in product(
+        for length, batch, reads, size, rows in product(
             _numbers(options, "episode_length", start.episode_length),
             _numbers(options, "batch", start.batch),
             _numbers(options, "reads", start.memory.reads),
             _numbers(options, "size", start.memory.size),
+            _numbers(options, "rows", start.rows.count),
         ):
             capacity = options["capacity"] or start.memory.capacity
             memory = replace(start.memory, reads=reads, size=size, capacity=capacity)
             if options["images"] is not None:
                 batch = max(1, options["images"] // length)
-            found.append(replace(start, memory=memory, batch=batch, episode_length=length))
+            matrix = replace(start.rows, count=rows)
+            found.append(
+                replace(start, memory=memory, rows=matrix, batch=batch, episode_length=length)
+            )
     return found
 
 
@@ -196,7 +208,7 @@ def _numbers(options: dict[str, Any], name: str, default: int) -> list[int]:
         return [default]
     parts = str(text).split(",")
     for part in parts:
-        if not part.isdigit() or int(part) < 1:
+        if not part.isdecimal() or int(part) < 1:
             flag = name.replace("_", "-")
             raise UserError(f"--{flag}: expected whole numbers joined by commas, got {text}")
     return [int(part) for part in parts]

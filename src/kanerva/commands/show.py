@@ -73,10 +73,13 @@ def generate(argv: list[str]) -> int:
     model = load(options["run"], device=device_of(options))
     images = images_to_write(model, options)
     noise = stream(options["seed"], "generate", device=model.device)
-    memory = model.write(images, generator=noise)
+    memory = model.write(images, generator=noise) if model.remembers else None
     random = model.generate(memory, options["num"], generator=noise)
     parts = [("written", images), ("random keys", random)]
-    if isinstance(model, KanervaHeap):
+    if not model.has_keys:
+        parts = [("images", images), ("samples", random)]
+    elif isinstance(model, KanervaHeap):
+        assert memory is not None
         keys = as_normal(memory.places)
         for spread in (options["spread"], 5 * options["spread"]):
             moved = keys + spread * torch.randn(keys.shape, generator=noise, device=keys.device)

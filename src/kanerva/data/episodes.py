@@ -84,12 +84,13 @@ class TrainingEpisodes:
 
 
 def home(images: Pixels, device: torch.device) -> torch.device:
-    """Where a set is kept: on the device, unless it and a draw of its pixels would take more than
-    half of the room that is left there."""
+    """Where a set is kept: on the device, unless it and a draw of its pixels would take more than a
+    quarter of its memory. What else is there does not count: where pixels are drawn must not
+    change from run to run."""
     if device.type != "cuda":
         return device
-    room, _ = torch.cuda.mem_get_info(device)
-    return device if 2 * images.numel() <= room // 2 else torch.device("cpu")
+    room = torch.cuda.get_device_properties(device).total_memory
+    return device if 2 * images.numel() <= room // 4 else torch.device("cpu")
 
 
 @dataclass(frozen=True)

@@ -136,3 +136,19 @@ def iwae(
     nll = torch.cat(found)
     spread = nll.std().item() if len(nll) > 1 else 0.0
     return nll.mean().item(), 1.96 * spread / math.sqrt(len(nll))
+
+
+@torch.no_grad()
+def memory_kl(
+    model: MemoryModel,
+    episodes: FixedEpisodes,
+    *,
+    limit: int | None = None,
+    title: str | None = None,
+) -> float:
+    """KL[q(M|X) || p(M)] / T, averaged over counted images: what `bound` leaves uncharged."""
+    found: list[Tensor] = []
+    for chunk in chunks(episodes, limit, title):
+        kl = model.memory_kl(chunk.batch.images, generator=chunk.generator)
+        found.append(kl[chunk.batch.counted].double().cpu())
+    return torch.cat(found).mean().item()

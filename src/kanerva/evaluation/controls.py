@@ -91,6 +91,8 @@ def controls(
     """All on the first episodes that hold `images` images, and the bound on the same ones:
     `own`, what each control is to be compared with."""
     limit = holding(episodes, images)
+    if not model.remembers:  # there is no memory to exchange
+        return {"own": bound(model, episodes, limit=limit, title="own")}
     return {
         "own": bound(model, episodes, limit=limit, title="own"),
         "left_out": left_out(model, episodes, limit),

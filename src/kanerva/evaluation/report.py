@@ -31,6 +31,12 @@ def table(record: dict[str, Any]) -> str:
         lines.append(f"{name:<22}{figures} {entry['bits_per_dim']:9.4f}")
 
     row("bound", record["bound"])
+    if "full_bound" in record:
+        full = record["full_bound"]
+        lines.append(
+            f"{'  with KL(M) charged':<22}{full['nll_nats']:9.2f}{'KL(M)/T':>18} "
+            f"{record['bound']['kl_m']:8.2f} {full['bits_per_dim']:9.4f}"
+        )
     if "iwae" in record:
         lines.append(f"{'iwae_' + str(record['iwae']['k']):<22}{record['iwae']['nll_nats']:9.2f}")
     row("paper_style (no bound)", record["paper_style"])
@@ -126,6 +132,9 @@ def compare(records: list[dict[str, Any]]) -> str:
     first = "preset,model,pixels,seed,T,bound,± ci95,bits/dim,paper_style,"
     first += ",".join(CONTROLS)
     rows = [[*first.split(","), "floats/img", "bits/img", "params", "img/s", "images"]]
+    charged = any("full_bound" in r for r in records)  # a model with a distribution over memories
+    if charged:
+        rows[0].insert(9, "with KL(M)")
     for r in sorted(records, key=lambda r: (r["preset"], r["bound"]["nll_nats"])):
         name = r["model"] + (f"-{r['variant']}" if r["variant"] else "")
         tried = [r["controls"].get(name) for name in CONTROLS]
@@ -139,6 +148,9 @@ def compare(records: list[dict[str, Any]]) -> str:
             + [f"{r['params']:,}", "-" if r["images_per_s"] is None else f"{r['images_per_s']:.0f}"]
             + [f"{r['n_images']}{' (part)' if r['partial'] else ''}"]
         )
+        if charged:
+            full = r.get("full_bound")
+            rows[-1].insert(9, "-" if full is None else f"{full['nll_nats']:.2f}")
     return columns(rows, left=3)
 
 

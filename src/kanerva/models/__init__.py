@@ -14,18 +14,40 @@ from kanerva.models.base import (
     hub_file,
     read_config,
 )
+from kanerva.models.differentiable_neural_computer import DifferentiableNeuralComputer
+from kanerva.models.dynamic_kanerva_machine import DynamicKanervaMachine
 from kanerva.models.kanerva_heap import KanervaHeap
+from kanerva.models.kanerva_machine import KanervaMachine
 from kanerva.models.kanerva_plus_plus import KanervaPlusPlus
+from kanerva.models.no_memory import NoMemory
+from kanerva.models.vae import VAE
+from kanerva.models.variational_memory_addressing import VariationalMemoryAddressing
 
-MODELS: dict[str, type[MemoryModel]] = {"kpp": KanervaHeap, "kpp-paper": KanervaPlusPlus}
+MODELS: dict[str, type[MemoryModel]] = {
+    "kpp": KanervaHeap,
+    "kpp-paper": KanervaPlusPlus,
+    "vae": VAE,
+    "no-memory": NoMemory,
+    "km": KanervaMachine,
+    "dkm": DynamicKanervaMachine,
+    "dkm-tsm": DynamicKanervaMachine,
+    "vma": VariationalMemoryAddressing,
+    "dnc": DifferentiableNeuralComputer,
+}
 
 __all__ = [
     "MODELS",
     "ElboTerms",
     "JointDensity",
+    "DifferentiableNeuralComputer",
+    "DynamicKanervaMachine",
     "KanervaHeap",
+    "KanervaMachine",
+    "VAE",
     "KanervaPlusPlus",
     "MemoryModel",
+    "NoMemory",
+    "VariationalMemoryAddressing",
     "build",
     "load",
 ]

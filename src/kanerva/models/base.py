@@ -3,6 +3,7 @@
 import hashlib
 import json
 import logging
+import math
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from kanerva.config import ModelConfig, from_dict, to_dict
 from kanerva.errors import UserError
 from kanerva.likelihoods import make_likelihood
 from kanerva.memory.heap import Memory
-from kanerva.memory.quantise import rounded
+from kanerva.memory.quantise import bits, rounded
 from kanerva.shapes import Episode, PerImage
 from kanerva.tensorfile import read_tensors, write_tensors
 
@@ -127,6 +128,23 @@ class MemoryModel(
         self.memory_dtype = "float32"  # what `write` and scores round memories to
 
     reconstructed = "reconstructed"  # what a picture of `reconstruct` is labelled
+    remembers = True  # False: nothing is ever written, and `write` says so
+    recalls = True  # False: a cue finds nothing, and `recall` says so
+    has_keys = True  # False: nothing lies near to anything, and `generate(near=...)` says so
+
+    def memory_shape(self, length: int) -> tuple[int, int, int]:
+        """Of one episode's memory, when it holds so many images: all that p reads of them."""
+        return self.config.memory.shape
+
+    def memory_bits(self, length: int, dtype: str = "float32") -> float:
+        """Of the same, stored as `dtype`."""
+        return float(bits(math.prod(self.memory_shape(length)), dtype))
+
+    def memory_kl(self, images: Images, *, generator: torch.Generator | None = None) -> PerImage:
+        """KL[q(M|X) || p(M)] / T for each image, where a model has a distribution over memories."""
+        raise UserError(f"{self.config.model} has no distribution over memories")
+
+    has_memory_kl = False
 
     @property
     @abstractmethod
@@ -157,7 +175,7 @@ class MemoryModel(
     @abstractmethod
     def generate(
         self,
-        memory: Memory,
+        memory: Memory | None,
         num_samples: int,
         *,
         near: tuple[Float[Tensor, "*key"], float] | None = None,
@@ -207,6 +225,12 @@ class MemoryModel(
         """Nats by which a memory knows an image, where a model can tell."""
         raise UserError(f"{self.config.model} cannot tell what its memory holds")
 
+    def given(self, memory: Memory | None) -> Memory:
+        """A memory that a method cannot do without."""
+        if memory is None:
+            raise UserError(f"{self.config.model} generates from a memory: write one first")
+        return memory
+
     def settled(self, maps: Float[Tensor, "B Cm Hm Wm"]) -> Float[Tensor, "B Cm Hm Wm"]:
         """Memories as they are kept: rounded to `memory_dtype`."""
         return maps if self.memory_dtype == "float32" else rounded(maps, self.memory_dtype)
@@ -251,7 +275,7 @@ class MemoryModel(
 
     def as_maps(self, memory: Memory, images: Images | None = None) -> Float[Tensor, "B Cm Hm Wm"]:
         """Check that a memory fits this model (and the images it is used with)."""
-        expected = self.config.memory.shape
+        expected = self.memory_shape(0 if images is None else images.shape[-4])
         if tuple(memory.map.shape[-3:]) != expected:
             raise UserError(
                 f"this model's memories are {expected}, got {tuple(memory.map.shape[-3:])}"

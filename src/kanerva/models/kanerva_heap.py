@@ -377,7 +377,7 @@ class KanervaHeap(MemoryModel):
     @torch.no_grad()
     def generate(
         self,
-        memory: Memory,
+        memory: Memory | None,
         num_samples: int,
         *,
         near: tuple[Float[Tensor, "2"], float] | None = None,
@@ -389,6 +389,7 @@ class KanervaHeap(MemoryModel):
         """
         if num_samples < 1:
             raise UserError(f"num_samples must be at least 1, got {num_samples}")
+        memory = self.given(memory)
         lead = memory.map.shape[:1] if memory.is_batch else ()
         shape = (*lead, num_samples, 2)
         keys = torch.randn(shape, generator=generator, device=self.device)

@@ -127,7 +127,7 @@ class KanervaPlusPlus(MemoryModel):
     @torch.no_grad()
     def generate(
         self,
-        memory: Memory,
+        memory: Memory | None,
         num_samples: int,
         *,
         near: tuple[Float[Tensor, "K 3"], float] | None = None,
@@ -137,6 +137,7 @@ class KanervaPlusPlus(MemoryModel):
 
         `near=(key, spread)` draws keys around one instead: y + spread * noise (§4.1.1).
         """
+        memory = self.given(memory)
         maps, reads = self.as_maps(memory), self.config.memory.reads
         if num_samples < 0:
             raise UserError(f"num_samples must not be negative, got {num_samples}")

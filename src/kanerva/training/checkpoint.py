@@ -105,6 +105,19 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tenso
         state.setdefault(int(index), {})[name] = shard_like(value, parameters[int(index)])
     groups = optimizer.state_dict()["param_groups"]
     optimizer.load_state_dict({"state": state, "param_groups": groups})
+    for parameter, entries in optimizer.state.items():
+        for name, value in entries.items():
+            entries[name] = _laid_out_like(parameter, value)
+
+
+def _laid_out_like(parameter: Tensor, value: Tensor) -> Tensor:
+    """Where a parameter is, and in its order in memory (channels-last, say): fused optimisers walk
+    through both at once."""
+    if value.ndim == 0:
+        return value.to(parameter.device)
+    if value.stride() == parameter.stride():
+        return value
+    return torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
 
 def weights_of(model: MemoryModel) -> dict[str, Tensor]:

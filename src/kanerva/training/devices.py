@@ -51,6 +51,13 @@ def make_fabric(config: RunConfig, accelerator: str) -> Fabric:
     return fabric
 
 
+def average_over_processes(fabric: Fabric, tensor: Tensor) -> None:
+    """The mean of equal shares, in place. Fabric's own would wait for the device first."""
+    if fabric.world_size > 1:
+        torch.distributed.all_reduce(tensor)
+        tensor.div_(fabric.world_size)
+
+
 def _shard(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     """Spread a model's weights over the processes; a forward pass gathers them."""
     from torch.distributed.fsdp import fully_shard

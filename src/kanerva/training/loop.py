@@ -168,7 +168,7 @@ class Trainer:
         self.model, self.average, self.optimizer = parts.model, parts.average, parts.optimizer
         self.progress = Progress()
         last = run / "checkpoints" / "last"
-        if resume and last.exists():
+        if fabric.broadcast(resume and last.exists()):
             self.progress = restore(last, self.model, self.optimizer, self.average)
         if self.progress.step > self.total:
             raise UserError(f"{run} is already at step {self.progress.step}, past {self.total}")
@@ -339,7 +339,8 @@ class Trainer:
         too."""
         progress, config = self.progress, self.config
         judged = self.judged.eval()
-        score = bound(judged, self.validation, limit=config.validate_episodes)
+        mine = bound(judged, self.validation, limit=config.validate_episodes)
+        score = self.fabric.broadcast(mine)  # running statistics differ: one figure decides for all
         if not math.isfinite(score.nll_nats):
             self.journal.bar.close()
             raise NumbersWentBad(
@@ -374,9 +375,8 @@ class Trainer:
         """Whether the weights are worth keeping: while steps are being skipped, look first."""
         if self.streak == 0:
             return True
-        return math.isfinite(
-            bound(self._whole(self.model).eval(), self.validation, limit=1).nll_nats
-        )
+        mine = bound(self._whole(self.model).eval(), self.validation, limit=1)
+        return math.isfinite(self.fabric.broadcast(mine).nll_nats)
 
     def _save(self) -> None:
         """Everything needed to go on."""
@@ -403,13 +403,11 @@ def describe(terms: dict[str, float]) -> str:
 @torch.no_grad()
 def sample_sheet(model: MemoryModel, episode: Images, generator: torch.Generator) -> Image.Image:
     """True images, the same reconstructed and read back from memory, and what random keys give."""
-    memory = model.write(episode)
-    return sheet(
-        [
-            ("written", episode),
-            (model.reconstructed, model.reconstruct(episode)),
-            ("recalled from the image itself", model.recall(memory, episode, steps=1)[0]),
-            ("random keys", model.generate(memory, len(episode), generator=generator)),
-        ],
-        columns=len(episode),
-    )
+    rows = [("written", episode), (model.reconstructed, model.reconstruct(episode))]
+    memory = model.write(episode) if model.remembers else None
+    if memory is not None and model.recalls:
+        recalled = model.recall(memory, episode, steps=1)[0]
+        rows.append(("recalled from the image itself", recalled))
+    name = "random keys" if model.remembers else "samples"
+    rows.append((name, model.generate(memory, len(episode), generator=generator)))
+    return sheet(rows, columns=len(episode))

@@ -1,5 +1,7 @@
 """LARS around Adam (App. E), or AdamW; which parameters decay; an average of the weights."""
 
+import warnings
+
 import torch
 from torch import Tensor, nn
 
@@ -101,6 +103,7 @@ def make_optimiser(config: OptimConfig, model: nn.Module) -> torch.optim.Optimiz
     for group in groups:
         del group["adapt"]
     on_gpu = device.type == "cuda"  # capturable: its step may become part of a CUDA graph
+    warnings.filterwarnings("ignore", message=".*constructed with capturable=True.*")
     return torch.optim.AdamW(groups, betas=config.betas, fused=True, capturable=on_gpu)
 
 

@@ -4,7 +4,8 @@ It has three forms, which compute the same:
 
     eager      operation by operation in plain PyTorch: what the other two are held to
     compiled   forward and backward as fused kernels (torch.compile), feature maps channels-last
-    captured   compiled, and the whole step replayed as one CUDA graph: nothing waits for Python
+    captured   compiled, and replayed as two CUDA graphs, up to the gradients and from there:
+               nothing waits for Python
 
 A step never waits for the device. Rate, counts and figures live there; `look` fetches them.
 """
@@ -24,7 +25,7 @@ from kanerva.models import build
 from kanerva.models.base import ElboTerms, MemoryModel
 from kanerva.seeding import derive_seed, sharing
 from kanerva.shapes import Episode
-from kanerva.training.devices import in_shards, whole
+from kanerva.training.devices import average_over_processes, in_shards, whole
 from kanerva.training.optim import make_optimiser, set_rate, update_average
 
 Form = Literal["eager", "compiled", "captured"]
@@ -107,6 +108,7 @@ class Step:
         self.seen = torch.zeros(4, device=fabric.device)  # loss and its three terms
         self.figures = torch.zeros(7, device=fabric.device)
         self.graphs: list[torch.cuda.CUDAGraph] = []
+        self.side: torch.cuda.Stream | None = None  # where the steps before a recording run
         self.taken = 0
 
     def __call__(self, episode: Episode, *, seed: int, lr: float, decay: float) -> None:
@@ -118,7 +120,9 @@ class Step:
             if self.form != "captured":
                 self.once(episode)
             elif self.taken < WARM:  # what is to be captured must not have met another stream
-                with torch.cuda.stream(_after_all_else(torch.cuda.Stream())):
+                self.side = self.side or torch.cuda.Stream()
+                self.side.wait_stream(torch.cuda.current_stream())
+                with torch.cuda.stream(self.side):
                     self.once(episode)
                 torch.cuda.synchronize()
             else:
@@ -150,22 +154,16 @@ class Step:
             means = [-terms.log_likelihood.mean(), terms.readout_kl.mean(), terms.key_kl.mean()]
             self.seen.copy_(torch.stack([terms.loss, *means]))
         if not self.apart:
-            self._average_over_processes(self.seen)
+            average_over_processes(self.fabric, self.seen)
 
     def _share_gradients(self) -> None:
         """The mean over processes of gradients and figures, in one message."""
         tensors = [p.grad for p in self.parameters if p.grad is not None] + [self.seen]
         flat = torch.cat([tensor.flatten() for tensor in tensors])
-        self._average_over_processes(flat)
+        average_over_processes(self.fabric, flat)
         parts = flat.split([tensor.numel() for tensor in tensors])
         views = [part.view_as(tensor) for part, tensor in zip(parts, tensors, strict=True)]
         torch._foreach_copy_(tensors, views)
-
-    def _average_over_processes(self, tensor: Tensor) -> None:
-        if self.fabric.world_size > 1:
-            mean = self.fabric.all_reduce(tensor, reduce_op="mean")
-            assert isinstance(mean, Tensor)
-            tensor.copy_(mean)
 
     @torch.no_grad()
     def _update(self) -> None:
@@ -187,9 +185,11 @@ class Step:
         if not self.graphs:
             self.episode = episode.clone()
             self.graphs = [torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()]
-            with torch.cuda.graph(self.graphs[0]):
+            # Another thread may watch over the other processes: it is no part of the recording.
+            mode = "thread_local" if self.apart else "global"
+            with torch.cuda.graph(self.graphs[0], capture_error_mode=mode):
                 self._gradients(self.episode)
-            with torch.cuda.graph(self.graphs[1]):
+            with torch.cuda.graph(self.graphs[1], capture_error_mode=mode):
                 self._update()
             torch.manual_seed(seed)  # a replay draws from the generator as it stands then
         self.episode.copy_(episode)
@@ -206,9 +206,3 @@ class Step:
     def carry_on(self, skipped: int) -> None:
         """Count skipped steps from where a resumed run stood."""
         self.figures[5] = skipped
-
-
-def _after_all_else(stream: torch.cuda.Stream) -> torch.cuda.Stream:
-    """A stream whose work begins when what is under way has ended."""
-    stream.wait_stream(torch.cuda.current_stream())
-    return stream

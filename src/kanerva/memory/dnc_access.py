@@ -1,0 +1,263 @@
+"""Memory access of the differentiable neural computer (Graves et al. 2016, Nature 538, Methods).
+
+    state = AccessState.zeros(batch, slots, width, heads)
+    state = step(state, parse_interface(vector, width, heads))  # free, write, link, read
+    reads = state.reads                                         # R vectors, for the controller
+
+Letters as in the paper: N slots of W numbers (M), R read heads, usage u, links L, precedence p.
+Each function is one line of the paper, batched over episodes. Every weighting lies in the simplex:
+not negative, and with a sum of at most one.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+_EPSILON = 1e-6  # DeepMind's code: keeps off zero a squared norm, and usage before its logarithm
+
+Slots = Float[Tensor, "B N W"]  # M
+Weighting = Float[Tensor, "B N"]  # over slots: w^w, a, u, p
+Weightings = Float[Tensor, "B R N"]  # one for each head: w^r, c, f, b
+Links = Float[Tensor, "B N N"]  # L[i, j]: slot i was written after slot j
+Gate = Float[Tensor, "B"]
+Gates = Float[Tensor, "B R"]
+Vector = Float[Tensor, "B W"]
+Vectors = Float[Tensor, "B R W"]
+
+
+# The interface vector (Methods, "Interface parameters")
+
+
+@dataclass(frozen=True)
+class Interface:
+    """What a controller asks of the memory in one step."""
+
+    read_keys: Vectors
+    read_strengths: Gates
+    read_modes: Float[Tensor, "B R 3"]  # backward, content, forward
+    write_key: Vector
+    write_strength: Gate
+    erase: Vector
+    add: Vector  # v, the write vector
+    free_gates: Gates
+    allocation_gate: Gate
+    write_gate: Gate
+
+
+def interface_sizes(width: int, heads: int) -> dict[str, int]:
+    """Numbers of each part of the interface vector, in their order: W R + 3 W + 5 R + 3."""
+    return {
+        "read_keys": heads * width,
+        "read_strengths": heads,
+        "read_modes": 3 * heads,
+        "write_key": width,
+        "write_strength": 1,
+        "erase": width,
+        "add": width,
+        "free_gates": heads,
+        "allocation_gate": 1,
+        "write_gate": 1,
+    }
+
+
+def parse_interface(vector: Float[Tensor, "B xi"], width: int, heads: int) -> Interface:
+    """A controller's output, each part squashed to its range."""
+    sizes = interface_sizes(width, heads)
+    part = dict(zip(sizes, vector.split(list(sizes.values()), dim=-1), strict=True))
+    return Interface(
+        read_keys=part["read_keys"].unflatten(-1, (heads, width)),
+        read_strengths=oneplus(part["read_strengths"]),
+        read_modes=part["read_modes"].unflatten(-1, (heads, 3)).softmax(-1),
+        write_key=part["write_key"],
+        write_strength=oneplus(part["write_strength"])[:, 0],
+        erase=part["erase"].sigmoid(),
+        add=part["add"],
+        free_gates=part["free_gates"].sigmoid(),
+        allocation_gate=part["allocation_gate"].sigmoid()[:, 0],
+        write_gate=part["write_gate"].sigmoid()[:, 0],
+    )
+
+
+def oneplus(x: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
+    """1 + ln(1 + e^x): the range [1, inf) of a strength."""
+    return 1 + F.softplus(x)
+
+
+# Content-based addressing
+
+
+def content_weights(memory: Slots, keys: Vectors, strengths: Gates) -> Weightings:
+    """C(M, k, beta): a softmax over slots of beta times the cosine of key and slot."""
+    return (strengths[..., None] * (_unit(keys) @ _unit(memory).mT)).softmax(-1)
+
+
+def _unit(x: Float[Tensor, "*any W"]) -> Float[Tensor, "*any W"]:
+    """A vector at length one. Below a length of about 1e-3 it fades to zero: a slot that was hardly
+    touched is like none, and none has a gradient that explodes."""
+    return x * (x.square().sum(-1, keepdim=True) + _EPSILON).rsqrt()
+
+
+# Dynamic memory allocation
+
+
+def retention(free_gates: Gates, read_weights: Weightings) -> Weighting:
+    """psi = prod_i (1 - f^i w^r,i): how much of each slot the free gates leave in use."""
+    kept = 1 - free_gates[..., None] * read_weights
+    product = kept[:, 0]
+    for head in range(1, kept.shape[1]):  # the gradient of torch.prod waits for the device
+        product = product * kept[:, head]
+    return product
+
+
+def next_usage(usage: Weighting, write_weights: Weighting, kept: Weighting) -> Weighting:
+    """u = (u + w - u w) psi, from the last step's usage and writing."""
+    return (usage + write_weights - usage * write_weights) * kept
+
+
+def allocation_weights(usage: Weighting) -> Weighting:
+    """a[phi_j] = (1 - u[phi_j]) prod_{i<j} u[phi_i], phi the slots from least to most used.
+
+    The order, which has no gradient, is kept as a table of who comes before whom instead of as a
+    sort: the product over those before is then a product of matrices in logarithms, and its
+    gradient needs no scatter and no look at the values. Of equals the first comes first.
+    """
+    usage = _EPSILON + (1 - _EPSILON) * usage
+    mine, other = usage[:, :, None], usage[:, None, :]
+    number = torch.arange(usage.shape[1], device=usage.device)
+    before = (other < mine) | ((other == mine) & (number < number[:, None]))  # (B, N, N)
+    filled = (before.to(usage.dtype) @ usage.log()[..., None])[..., 0].exp()
+    return (1 - usage) * filled
+
+
+def next_write_weights(
+    allocation: Weighting, content: Weighting, allocation_gate: Gate, write_gate: Gate
+) -> Weighting:
+    """w^w = g_w [g_a a + (1 - g_a) c]."""
+    allocated, written = allocation_gate[:, None], write_gate[:, None]
+    return written * (allocated * allocation + (1 - allocated) * content)
+
+
+def erase_and_add(memory: Slots, write_weights: Weighting, erase: Vector, add: Vector) -> Slots:
+    """M = M (1 - w e^T) + w v^T."""
+    weights = write_weights[..., None]
+    return memory * (1 - weights * erase[:, None]) + weights * add[:, None]
+
+
+# Temporal memory linkage
+
+
+def next_links(links: Links, precedence: Weighting, write_weights: Weighting) -> Links:
+    """L[i, j] = (1 - w[i] - w[j]) L[i, j] + w[i] p[j], and L[i, i] = 0; p of the step before."""
+    to, source = write_weights[:, :, None], write_weights[:, None, :]
+    links = (1 - to - source) * links + to * precedence[:, None, :]
+    return links * (1 - torch.eye(links.shape[-1], dtype=links.dtype, device=links.device))
+
+
+def next_precedence(precedence: Weighting, write_weights: Weighting) -> Weighting:
+    """p = (1 - sum w) p + w: how much each slot was the last one written."""
+    return (1 - write_weights.sum(-1, keepdim=True)) * precedence + write_weights
+
+
+def directions(links: Links, read_weights: Weightings) -> tuple[Weightings, Weightings]:
+    """b = L^T w^r and f = L w^r: what was written before, and after, what was read last."""
+    return read_weights @ links, read_weights @ links.mT
+
+
+def next_read_weights(
+    backward: Weightings, content: Weightings, forward: Weightings, modes: Float[Tensor, "B R 3"]
+) -> Weightings:
+    """w^r = pi_1 b + pi_2 c + pi_3 f."""
+    back, here, on = modes[..., None].unbind(-2)
+    return back * backward + here * content + on * forward
+
+
+def read(
+    memory: Slots,
+    links: Links,
+    read_weights: Weightings,
+    keys: Vectors,
+    strengths: Gates,
+    modes: Float[Tensor, "B R 3"],
+) -> Weightings:
+    """Where heads look next, given where they looked last."""
+    backward, forward = directions(links, read_weights)
+    content = content_weights(memory, keys, strengths)
+    return next_read_weights(backward, content, forward, modes)
+
+
+# One step of it all
+
+
+@dataclass(frozen=True)
+class AccessState:
+    """What is carried from step to step."""
+
+    memory: Slots
+    links: Links
+    precedence: Weighting
+    usage: Weighting
+    write_weights: Weighting
+    read_weights: Weightings
+
+    @classmethod
+    def zeros(
+        cls,
+        batch: int,
+        slots: int,
+        width: int,
+        heads: int,
+        *,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> "AccessState":
+        """A memory before any write."""
+
+        def blank(*shape: int) -> Tensor:
+            return torch.zeros(batch, *shape, device=device, dtype=dtype)
+
+        return cls(
+            memory=blank(slots, width),
+            links=blank(slots, slots),
+            precedence=blank(slots),
+            usage=blank(slots),
+            write_weights=blank(slots),
+            read_weights=blank(heads, slots),
+        )
+
+    @property
+    def reads(self) -> Vectors:
+        """r^i = M^T w^r,i."""
+        return self.read_weights @ self.memory
+
+
+def step(state: AccessState, asked: Interface) -> AccessState:
+    """Free what was read, find a slot, write, link, read: in the paper's order."""
+    kept = retention(asked.free_gates, state.read_weights)
+    usage = next_usage(state.usage, state.write_weights, kept)
+    content = content_weights(
+        state.memory, asked.write_key[:, None], asked.write_strength[:, None]
+    )[:, 0]
+    weights = next_write_weights(
+        allocation_weights(usage), content, asked.allocation_gate, asked.write_gate
+    )
+    memory = erase_and_add(state.memory, weights, asked.erase, asked.add)
+    links = next_links(state.links, state.precedence, weights)
+    read_weights = read(
+        memory,
+        links,
+        state.read_weights,
+        asked.read_keys,
+        asked.read_strengths,
+        asked.read_modes,
+    )
+    return AccessState(
+        memory=memory,
+        links=links,
+        precedence=next_precedence(state.precedence, weights),
+        usage=usage,
+        write_weights=weights,
+        read_weights=read_weights,
+    )

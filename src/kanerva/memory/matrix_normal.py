@@ -1,0 +1,165 @@
+"""A memory that is a random matrix: what the Kanerva machines write to (Wu et al. 2018a, 2018b).
+
+M (K rows of C numbers) is matrix normal: mean R, covariance U between rows, none between columns.
+Writing a code z at an address w is Bayes' rule for z = w M + noise:
+
+    delta = z - w R,   c = w U,   s = w U w' + sigma^2
+    R <- R + c' delta / s,   U <- U - c' c / s                       (`updated`)
+
+Writing a whole episode at given addresses is the posterior of a linear regression, the same
+numbers whatever the order (`posterior`).
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from kanerva.config import RowsConfig
+from kanerva.seeding import normal
+
+Rows = Float[Tensor, "B rows width"]  # M, and R
+Square = Float[Tensor, "B rows rows"]
+Addresses = Float[Tensor, "B T rows"]  # w
+Codes = Float[Tensor, "B T width"]  # z
+
+_SMALLEST_VARIANCE = 1e-3  # ours: sigma, and each prior row's spread, stay above 0.03
+
+
+def cholesky(matrix: Square) -> Square:
+    """The lower root of a positive definite matrix, its diagonal raised by rounding's size.
+
+    A failure is told by numbers that are not finite, not by an exception: that would wait for the
+    device. Training leaves such a step out.
+    """
+    diagonal = matrix.diagonal(dim1=-2, dim2=-1).mean(dim=-1)[..., None, None]
+    jitter = 100 * torch.finfo(matrix.dtype).eps * diagonal
+    identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
+    return torch.linalg.cholesky_ex(matrix + jitter * identity).L
+
+
+def least_squares(memory: Rows, codes: Codes, ridge: Float[Tensor, ""]) -> Addresses:
+    """Where a memory holds something like a code (2018b):
+
+        w = argmin |z - w M|^2 + ridge |w|^2 = (M M' + ridge I)^-1 M z
+
+    by Cholesky. The authors' code hands M M' to a ridge solver that squares it once more; this is
+    the equation as printed.
+    """
+    identity = torch.eye(memory.shape[-2], dtype=memory.dtype, device=memory.device)
+    root = cholesky(memory @ memory.mT + ridge * identity)
+    seen = torch.linalg.solve_triangular(root, memory @ codes.mT, upper=False)  # (B, K, T)
+    return torch.linalg.solve_triangular(root.mT, seen, upper=True).mT
+
+
+@dataclass(frozen=True)
+class MatrixNormal:
+    """MN(mean, U, I), U = root root': one for each episode. The root is upper triangular."""
+
+    mean: Rows
+    root: Square
+
+    @property
+    def covariance(self) -> Square:
+        """U, symmetric and positive definite by construction."""
+        return self.root @ self.root.mT
+
+    @property
+    def log_det(self) -> Float[Tensor, "B"]:  # noqa: F821
+        """ln |U|."""
+        return 2 * self.root.diagonal(dim1=-2, dim2=-1).log().sum(dim=-1)
+
+    def sample(self, generator: torch.Generator | None = None) -> Rows:
+        """One memory for each episode: R + root noise."""
+        noise = normal(tuple(self.mean.shape), generator, self.mean.device)
+        return self.mean + self.root @ noise.to(self.mean.dtype)
+
+    def kl(self, prior: "MatrixNormal") -> Float[Tensor, "B"]:  # noqa: F821
+        """KL[self || prior] of whole memories, in nats:
+
+        1/2 [C tr(U0^-1 U) + tr((R-R0)' U0^-1 (R-R0)) - C K + C ln |U0|/|U|]
+
+        from the state before an episode to the state after it, off-diagonal terms and all.
+        """
+        rows, width = self.mean.shape[-2:]
+
+        def size(columns: Tensor) -> Tensor:
+            """|U0^-1/2 columns|^2."""
+            whitened = torch.linalg.solve_triangular(prior.root, columns, upper=True)
+            return whitened.square().sum(dim=(-2, -1))
+
+        spread = width * (size(self.root) - rows + prior.log_det - self.log_det)
+        return 0.5 * (spread + size(self.mean - prior.mean))
+
+
+def posterior(
+    prior: MatrixNormal, addresses: Addresses, codes: Codes, variance: Float[Tensor, ""]
+) -> MatrixNormal:
+    """q(M | W, Z): an episode's codes written at once.
+
+        U = (U0^-1 + W'W / sigma^2)^-1,   R = R0 + U W' (Z - W R0) / sigma^2
+
+    Worked out in units of the prior, where U0 is 1: what is factored is 1 + G' G, whose
+    eigenvalues no rounding brings below zero.
+    """
+    scaled = addresses @ prior.root  # (B, T, K): W in units of the prior
+    identity = torch.eye(scaled.shape[-1], dtype=scaled.dtype, device=scaled.device)
+    lower = cholesky(identity + scaled.mT @ scaled / variance)
+    root = prior.root @ torch.linalg.solve_triangular(
+        lower.mT, identity.expand_as(lower), upper=True
+    )
+    surprise = codes - addresses @ prior.mean
+    mean = prior.mean + root @ (root.mT @ (addresses.mT @ surprise)) / variance
+    return MatrixNormal(mean, root)
+
+
+def updated(
+    mean: Rows,
+    covariance: Square,
+    address: Float[Tensor, "B rows"],
+    code: Float[Tensor, "B width"],
+    variance: Float[Tensor, ""],
+) -> tuple[Rows, Square]:
+    """R and U after one more code: the update of the papers, as printed."""
+    w = address[:, None]  # (B, 1, K)
+    delta = code[:, None] - w @ mean
+    shared = w @ covariance
+    total = shared @ w.mT + variance
+    gain = shared.mT / total  # (B, K, 1)
+    return mean + gain @ delta, covariance - gain @ shared
+
+
+def searched(prior: MatrixNormal, codes: Codes, variance: Float[Tensor, ""]) -> Addresses:
+    """Where `dkm` writes: each code at the address that explains it best in the memory as it then
+    stands, one after another, as the authors' code does. The order matters.
+    """
+    mean, covariance, found = prior.mean, prior.covariance, []
+    for code in codes.unbind(dim=1):
+        address = least_squares(mean, code[:, None], variance)[:, 0]
+        mean, covariance = updated(mean, covariance, address, code, variance)
+        found.append(address)
+    return torch.stack(found, dim=1)
+
+
+class MatrixPrior(nn.Module):
+    """p(M) and sigma, learned. R0 is drawn from N(0, 1) as in the authors' code; U0 is diagonal,
+    one variance for each row (ours: the code has one for all), at first 1."""
+
+    def __init__(self, config: RowsConfig) -> None:
+        super().__init__()
+        self.mean = nn.Parameter(torch.randn(config.count, config.width))
+        self.log_variance = nn.Parameter(torch.zeros(config.count))
+        self.log_noise = nn.Parameter(torch.tensor(config.noise).log())
+
+    @property
+    def noise_variance(self) -> Float[Tensor, ""]:
+        """sigma^2, of a code about what is read."""
+        return (2 * self.log_noise).exp() + _SMALLEST_VARIANCE
+
+    def forward(self, batch: int) -> MatrixNormal:
+        """p(M), once for each episode."""
+        deviation = (self.log_variance.exp() + _SMALLEST_VARIANCE).sqrt()
+        return MatrixNormal(
+            self.mean.expand(batch, -1, -1), torch.diag(deviation).expand(batch, -1, -1)
+        )
