@@ -39,7 +39,7 @@ def random_episodes(config: RunConfig, device: torch.device) -> TrainingEpisodes
 
 
 def flop_per_image(config: RunConfig) -> float:
-    """Of a step's matrix products and convolutions, forward and backward, as PyTorch counts them."""
+    """Of a step's matrix products and convolutions, forward and backward, as PyTorch counts."""
     model = build(config.model_config())
     episode = torch.zeros(1, config.episode_length, *config.image)
     if config.episode_length == 1:  # batch statistics need two
