@@ -329,8 +329,9 @@ def test_what_is_trained_adds_the_memorys_share(
     any_model: MatrixMachine, draw: Draw, charged: bool
 ):
     images = draw(any_model.config, 2, 4)
-    assert any_model.charges_memory  # unless told otherwise
-    any_model.charges_memory = charged
+    assert any_model.config.rows.charge  # unless told otherwise
+    rows = replace(any_model.config.rows, charge=charged)
+    any_model.config = replace(any_model.config, rows=rows)
     torch.manual_seed(3)
     called = any_model(images)
     torch.manual_seed(3)

@@ -162,6 +162,7 @@ class RowsConfig:
     width: int = 100  # C: numbers in a row, and in a code that is written
     address: int = 32  # km, ours: numbers of y, from which an address is made
     noise: float = 1.0  # km, dkm, ours: sigma of a code about what is read; learned from here
+    charge: bool = True  # km, dkm, ours: training pays for KL(M) too; else M holds more
     heads: int = 4  # dnc: reads for each image
 
     def __post_init__(self) -> None:

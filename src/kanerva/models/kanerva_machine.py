@@ -39,7 +39,6 @@ class MatrixMachine(MemoryModel):
     """
 
     has_memory_kl = True
-    charges_memory = True  # False: train the conditional bound alone, whatever M then costs
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
@@ -176,7 +175,7 @@ class MatrixMachine(MemoryModel):
         q = self.written(embedding)
         outputs = self.terms(episode, embedding, self.drawn(q)).by_name()
         auxiliary = self.extra(episode, embedding)
-        if self.charges_memory:
+        if self.config.rows.charge:
             auxiliary = auxiliary + self.memory_cost(q).mean() / episode.shape[1]
         return outputs | {"auxiliary": auxiliary}
 
