@@ -11,12 +11,14 @@ import pytest
 import torch
 
 from kanerva.benchmark import quality, report
-from kanerva.benchmark.throughput import flop_per_image, random_episodes
+from kanerva.benchmark.throughput import random_episodes
 from kanerva.benchmark.timing import matrix_rate, read_measurement, timed
 from kanerva.cli import main
 from kanerva.commands.bench import _configs
 from kanerva.config import RunConfig
 from kanerva.errors import UserError
+from kanerva.evaluation.record import flop_per_image
+from kanerva.models import build
 from kanerva.presets import preset
 from kanerva.training.loop import train
 
@@ -28,6 +30,10 @@ def test_the_clock_counts_one_call():
     assert 10 <= found.least <= found.ms <= found.most < 60
 
 
+def work(config: RunConfig) -> float:
+    return flop_per_image(build(config.model_config()).eval(), config)
+
+
 def test_work_is_three_times_the_forward_products_of_a_convolution():
     """Encoder's first residual stage by hand: widen it and the difference is its convolutions."""
     config = preset("mnist")
@@ -35,13 +41,13 @@ def test_work_is_three_times_the_forward_products_of_a_convolution():
     side, width = 14, 64
     block = 2 * 2 * width * width * 9 * side**2  # two convolutions, two FLOP a product
     block += 2 * 2 * (2 * width) ** 2 * 9 * (side // 2) ** 2  # and at the lower resolution
-    more = flop_per_image(deep) - flop_per_image(config)
+    more = work(deep) - work(config)
     assert more == pytest.approx(3 * block, rel=1e-6)  # forward, and back to inputs and to weights
 
 
 def test_work_does_not_depend_on_the_batch():
     config = preset("glyphs")
-    assert flop_per_image(config) == flop_per_image(replace(config, batch=7))
+    assert work(config) == work(replace(config, batch=7))
 
 
 def test_a_matrix_product_has_a_rate():

@@ -12,13 +12,10 @@ from typing import Any
 
 import torch
 from lightning_fabric import Fabric
-from torch.utils.flop_counter import FlopCounterMode
 
 from kanerva.benchmark.timing import Timing, replayed, timed, wait
 from kanerva.config import ROWED, RunConfig
 from kanerva.data import ImageSet, TrainingEpisodes
-from kanerva.models import build
-from kanerva.models.base import ElboTerms
 from kanerva.seeding import derive_seed, stream
 from kanerva.training.step import WARM, Form, Step, assemble
 
@@ -36,19 +33,6 @@ def random_episodes(config: RunConfig, device: torch.device) -> TrainingEpisodes
         binarization=config.data.binarization,
         device=device,
     )
-
-
-def flop_per_image(config: RunConfig) -> float:
-    """Of a step's matrix products and convolutions, forward and backward, as PyTorch counts."""
-    model = build(config.model_config())
-    episode = torch.zeros(1, config.episode_length, *config.image)
-    if config.episode_length == 1:  # batch statistics need two
-        episode = episode.expand(2, -1, -1, -1, -1)
-    with FlopCounterMode(display=False) as counter:
-        outputs = model(episode)
-        outputs.pop("auxiliary", None)
-        ElboTerms(**outputs).loss.backward()
-    return counter.get_total_flops() / (episode.shape[0] * episode.shape[1])
 
 
 def throughput(config: RunConfig, form: Form, fabric: Fabric, *, steps: int) -> dict[str, Any]:

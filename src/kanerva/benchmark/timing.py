@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from kanerva.errors import UserError
+from kanerva.evaluation.record import write_record
 from kanerva.provenance import commit, device_name, versions
 from kanerva.training.step import Form
 
@@ -120,13 +121,7 @@ def check_folder(folder: Path) -> None:
 def write_measurement(record: dict[str, Any], folder: Path, name: str) -> Path:
     """File a record as FOLDER/NAME.json."""
     path = folder / f"{name}.json"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.tmp")
-        temporary.write_text(json.dumps(record, indent=2) + "\n")
-        os.replace(temporary, path)
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}") from error
+    write_record(record, path)
     return path
 
 

@@ -9,19 +9,21 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
-from lightning_fabric import Fabric
 
 from kanerva.benchmark.agreement import agreement
 from kanerva.benchmark.quality import evaluation_time, time_to_bound
 from kanerva.benchmark.report import draw, table
-from kanerva.benchmark.throughput import flop_per_image, throughput
+from kanerva.benchmark.throughput import throughput
 from kanerva.benchmark.timing import check_folder, matrix_rate, measurement, write_measurement
 from kanerva.commands.options import Parser, at_least, device_of, root_of
 from kanerva.config import RunConfig
 from kanerva.data import TrainingEpisodes
 from kanerva.errors import UserError
+from kanerva.evaluation.record import flop_per_image
+from kanerva.models import build
 from kanerva.presets import preset
 from kanerva.runs import load_split, read_run_config
+from kanerva.training.devices import make_fabric
 from kanerva.training.step import Form, form_of
 
 WHAT = Literal["throughput", "agreement", "quality", "evaluation"]
@@ -86,10 +88,10 @@ def _throughput(options: dict[str, Any], device: torch.device) -> tuple[list, di
     rows: list[dict[str, Any]] = []
     rates: dict[str, float] = {}
     for config in _configs(options, device):
-        fabric = _fabric(config, device)
+        fabric = make_fabric(config, device.type)
         if config.precision not in rates:
             rates[config.precision] = matrix_rate(device, config.precision)
-        work, first = flop_per_image(config), None
+        work, first = flop_per_image(build(config.model_config()).eval(), config), None
         for form in _forms(options, device):
             _say(config, form)
             row = throughput(config, form, fabric, steps=options["steps"] or _STEPS[device.type])
@@ -121,7 +123,7 @@ def _agreement(options: dict[str, Any], device: torch.device) -> tuple[list, dic
             binarization=config.data.binarization,
             device=device,
         )
-        forms, fabric = _forms(options, device), _fabric(config, device)
+        forms, fabric = _forms(options, device), make_fabric(config, device.type)
         _say(config, forms)
         if config.precision == "32-true":  # float32 in earnest
             torch.set_float32_matmul_precision("highest")
@@ -219,13 +221,6 @@ def _forms(options: dict[str, Any], device: torch.device) -> list[Form]:
     if options["step"] is not None:
         return [form_of(name, device) for name in options["step"].split(",")]
     return ["eager", "compiled", "captured"] if device.type == "cuda" else ["eager", "compiled"]
-
-
-def _fabric(config: RunConfig, device: torch.device) -> Fabric:
-    if device.type == "cpu" and config.precision == "bf16-mixed":
-        if "ONEDNN_MAX_CPU_ISA" not in os.environ:
-            raise UserError("bf16-mixed on a CPU: set ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 first")
-    return Fabric(accelerator=device.type, devices=1, precision=config.precision)
 
 
 def _say(config: RunConfig, forms: object) -> None:

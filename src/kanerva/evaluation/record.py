@@ -187,13 +187,11 @@ def flop_per_image(model: MemoryModel, config: RunConfig) -> float:
     episode = torch.zeros(1, config.episode_length, *config.image, device=model.device)
     counter = FlopCounterMode(display=False)
     with counter, torch.enable_grad():
-        ElboTerms(**_terms(model(episode))).loss.backward()
+        outputs = model(episode)
+        outputs.pop("auxiliary", None)
+        ElboTerms(**outputs).loss.backward()
     model.zero_grad(set_to_none=True)
     return counter.get_total_flops() / config.episode_length
-
-
-def _terms(outputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {name: value for name, value in outputs.items() if name != "auxiliary"}
 
 
 def record_name(record: dict[str, Any]) -> str:

@@ -59,6 +59,10 @@ class ElboTerms:
             "key_kl": self.key_kl,
         }
 
+    def view(self, shape: tuple[int, ...]) -> "ElboTerms":
+        """The same images, grouped otherwise."""
+        return ElboTerms(*[term.view(shape) for term in self.by_name().values()])
+
     def __getitem__(self, episode: int) -> "ElboTerms":
         """One episode's terms out of a batch."""
         return ElboTerms(
@@ -230,6 +234,26 @@ class MemoryModel(
         if memory is None:
             raise UserError(f"{self.config.model} generates from a memory: write one first")
         return memory
+
+    def prior_keys(
+        self,
+        memory: Memory | None,
+        num_samples: int,
+        near: tuple[Tensor, float] | None,
+        generator: torch.Generator | None,
+    ) -> tuple[Float[Tensor, "B Cm Hm Wm"], Float[Tensor, "B T *key"]]:
+        """A memory's map and keys drawn from N(0, 1), or around a given one: y + spread * noise."""
+        maps = self.as_maps(self.given(memory))
+        if num_samples < 0:
+            raise UserError(f"num_samples must not be negative, got {num_samples}")
+        shape = (len(maps), num_samples, *self.key_shape)
+        keys = torch.randn(shape, generator=generator, device=maps.device)
+        if near is not None:
+            key, spread = near
+            if tuple(key.shape) != self.key_shape:
+                raise UserError(f"a key here is {self.key_shape}, got {tuple(key.shape)}")
+            keys = key.to(maps.device) + spread * keys
+        return maps, keys
 
     def settled(self, maps: Float[Tensor, "B Cm Hm Wm"]) -> Float[Tensor, "B Cm Hm Wm"]:
         """Memories as they are kept: rounded to `memory_dtype`."""

@@ -35,7 +35,6 @@ from kanerva.memory.dnc_access import (
 from kanerva.memory.heap import Memory
 from kanerva.models.base import ElboTerms, Images, JointDensity, MemoryModel, all_but_one
 from kanerva.readout import ReadoutPosterior
-from kanerva.seeding import normal
 from kanerva.shapes import Embedding, Episode, MemoryMap, Readout
 
 KEY = 8  # ours: numbers of y, from which an image's reads follow
@@ -284,7 +283,7 @@ class DifferentiableNeuralComputer(MemoryModel):
         q_keys = mapped(q_keys, lambda value: value.flatten(0, 1)[:, None])
         terms = self._terms(single, alone, maps, q_keys, True, generator)
         shape = (batch, length) if images.ndim == 5 else (length,)
-        return ElboTerms(*[value.view(shape) for value in vars(terms).values()])
+        return terms.view(shape)
 
     def permuted(self, images: Images, *, generator: torch.Generator | None = None) -> ElboTerms:
         """Each image read at its neighbour's key (a control)."""
@@ -312,15 +311,7 @@ class DifferentiableNeuralComputer(MemoryModel):
         `near=(key, spread)` draws keys around one instead: y + spread * noise.
         """
         memory = self.given(memory)
-        maps = self.as_maps(memory)
-        if num_samples < 0:
-            raise UserError(f"num_samples must not be negative, got {num_samples}")
-        keys = normal((len(maps), num_samples, KEY), generator, maps.device)
-        if near is not None:
-            key, spread = near
-            if key.shape != (KEY,):
-                raise UserError(f"a key here is {(KEY,)}, got {tuple(key.shape)}")
-            keys = key.to(maps.device) + spread * keys
+        maps, keys = self.prior_keys(memory, num_samples, near, generator)
         readout = self.read_maps(maps, keys).sample(generator)
         images = self.likelihood.mean(self.decoder(readout))
         return images if memory.is_batch else images[0]

@@ -487,7 +487,7 @@ class KanervaHeap(MemoryModel):
             generator=generator,
         )
         shape = (batch, length) if images.ndim == 5 else (length,)
-        return ElboTerms(*[value.view(shape) for value in vars(terms).values()])
+        return terms.view(shape)
 
     def permuted(self, images: Images, *, generator: torch.Generator | None = None) -> ElboTerms:
         """Each image read where its neighbour in the episode lies (a control)."""

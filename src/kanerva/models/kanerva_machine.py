@@ -210,7 +210,7 @@ class MatrixMachine(MemoryModel):
         alone = self.encoder(episode).flatten(0, 1)[:, None]  # (B T, 1, D)
         terms = self.terms(episode.flatten(0, 1)[:, None], alone, maps, generator=generator)
         shape = (batch, length) if images.ndim == 5 else (length,)
-        return ElboTerms(*[value.view(shape) for value in vars(terms).values()])
+        return terms.view(shape)
 
     def permuted(self, images: Images, *, generator: torch.Generator | None = None) -> ElboTerms:
         """Each image read at its neighbour's key (a control)."""
@@ -221,27 +221,7 @@ class MatrixMachine(MemoryModel):
         terms = self.terms_at(episode, embedding, maps, rolled, sample=True, generator=generator)
         return terms if images.ndim == 5 else terms[0]
 
-    # For users: keys from the prior, iterative reading
-
-    def prior_keys(
-        self,
-        memory: Memory | None,
-        num_samples: int,
-        near: tuple[Tensor, float] | None,
-        generator: torch.Generator | None,
-    ) -> tuple[MemoryMap, Vectors]:
-        """A memory's map and keys drawn from N(0, 1), or around a given one."""
-        maps = self.as_maps(self.given(memory))
-        if num_samples < 0:
-            raise UserError(f"num_samples must not be negative, got {num_samples}")
-        shape = (len(maps), num_samples, *self.key_shape)
-        keys = torch.randn(shape, generator=generator, device=maps.device)
-        if near is not None:
-            key, spread = near
-            if tuple(key.shape) != self.key_shape:
-                raise UserError(f"a key here is {self.key_shape}, got {tuple(key.shape)}")
-            keys = key.to(maps.device) + spread * keys
-        return maps, keys
+    # For users: iterative reading
 
     @torch.no_grad()
     def recall(

@@ -138,17 +138,7 @@ class KanervaPlusPlus(MemoryModel):
         `near=(key, spread)` draws keys around one instead: y + spread * noise (§4.1.1).
         """
         memory = self.given(memory)
-        maps, reads = self.as_maps(memory), self.config.memory.reads
-        if num_samples < 0:
-            raise UserError(f"num_samples must not be negative, got {num_samples}")
-        keys = torch.randn(
-            (len(maps), num_samples, reads, 3), generator=generator, device=maps.device
-        )
-        if near is not None:
-            key, spread = near
-            if key.shape != (reads, 3):
-                raise UserError(f"a key here is {(reads, 3)}, got {tuple(key.shape)}")
-            keys = key.to(maps.device) + spread * keys
+        maps, keys = self.prior_keys(memory, num_samples, near, generator)
         readout = self.read_maps(maps, keys).sample(generator)
         images = self.likelihood.mean(self.decoder(readout))
         return images if memory.is_batch else images[0]
@@ -241,7 +231,7 @@ class KanervaPlusPlus(MemoryModel):
         alone = self.encoder(episode).flatten(0, 1)[:, None]  # (B T, 1, D)
         terms = self.terms(episode.flatten(0, 1)[:, None], alone, maps, generator=generator)
         shape = (batch, length) if images.ndim == 5 else (length,)
-        return ElboTerms(*[value.view(shape) for value in vars(terms).values()])
+        return terms.view(shape)
 
     def permuted(self, images: Images, *, generator: torch.Generator | None = None) -> ElboTerms:
         """Each image read at its neighbour's key (a control)."""

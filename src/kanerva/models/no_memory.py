@@ -215,7 +215,7 @@ class NoMemory(MemoryModel):
         alone = embedding.flatten(0, 1)[:, None]
         terms = self.terms(episode.flatten(0, 1)[:, None], alone, maps, generator=generator)
         shape = (batch, length) if images.ndim == 5 else (length,)
-        return ElboTerms(*[value.view(shape) for value in vars(terms).values()])
+        return terms.view(shape)
 
     def permuted(self, images: Images, *, generator: torch.Generator | None = None) -> ElboTerms:
         """There are no keys to exchange: the bound itself."""

@@ -248,7 +248,7 @@ class VariationalMemoryAddressing(MemoryModel):
     ) -> LogChances:
         """ln p(a | M), a softmax over a score of each template, for so many images: the same for
         all that may read the same templates."""
-        with _in_float32(self.device):
+        with torch.autocast(self.device.type, enabled=False):
             scores = self.score(held.embedding.float())[..., 0]
         return _without(scores[:, None].expand(-1, count, -1), hidden).log_softmax(dim=-1)
 
@@ -256,7 +256,7 @@ class VariationalMemoryAddressing(MemoryModel):
         self, seen: Embedding, held: Templates, hidden: Hidden | None = None
     ) -> LogChances:
         """ln q(a | x, M): by how alike an image's query and a template's key are."""
-        with _in_float32(self.device):
+        with torch.autocast(self.device.type, enabled=False):
             queries = F.normalize(self.query(seen.float()), dim=-1)
             keys = F.normalize(self.key(held.embedding.float()), dim=-1)
             alike = self.log_scale.clamp(max=_SHARPEST).exp() * (queries @ keys.mT)
@@ -553,11 +553,6 @@ def own_hidden(length: int, device: torch.device) -> Hidden:
     hidden = torch.eye(length, dtype=torch.bool, device=device)
     odd = torch.arange(length, device=device) % 2 == 1
     return hidden & odd[:, None]
-
-
-def _in_float32(device: torch.device) -> torch.autocast:
-    """No mixed precision within. Shapes alone (`meta`) know of none."""
-    return torch.autocast("cpu" if device.type == "meta" else device.type, enabled=False)
 
 
 def _without(scores: LogChances, hidden: Hidden | None) -> LogChances:

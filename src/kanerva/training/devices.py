@@ -47,6 +47,12 @@ def make_fabric(config: RunConfig, accelerator: str) -> Fabric:
         strategy=strategy,
         precision=config.precision,
     )
+    on_cpu = fabric.device.type == "cpu"
+    if on_cpu and config.precision == "bf16-mixed" and "ONEDNN_MAX_CPU_ISA" not in os.environ:
+        raise UserError(
+            "bf16-mixed on a CPU: set ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 in the environment first "
+            "(without it some processors stop with 'Illegal instruction'), or use 32-true"
+        )
     fabric.launch()
     return fabric
 

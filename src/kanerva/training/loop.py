@@ -9,7 +9,6 @@ writes. How many there are changes rounding and nothing else, so a run may go on
 """
 
 import math
-import os
 import signal
 import time
 from collections.abc import Iterator
@@ -103,12 +102,6 @@ def train(
     train_set = load_split(config, "train", data_root)
     validation_set = load_split(config, "validation", data_root)
     fabric = make_fabric(config, accelerator)
-    on_cpu = fabric.device.type == "cpu"
-    if on_cpu and config.precision == "bf16-mixed" and "ONEDNN_MAX_CPU_ISA" not in os.environ:
-        raise UserError(
-            "bf16-mixed on a CPU: set ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 in the environment first "
-            "(without it some processors stop with 'Illegal instruction'), or use 32-true"
-        )
     if fabric.device.type == "cuda":
         torch.set_float32_matmul_precision("high")  # TF32 where float32 products remain
     episodes = TrainingEpisodes(
