@@ -1,6 +1,7 @@
 """Measurements: what is counted, what a record holds, and how it reads."""
 
 import json
+import math
 import os
 import shlex
 import time
@@ -104,6 +105,15 @@ def test_every_combination_is_measured():
     assert all(c.batch * c.episode_length == 256 and c.memory.size == 32 for c in found)
 
 
+def test_maps_get_as_many_floats_as_rows_have():
+    options = dict.fromkeys(("variant", "precision", "episode_length", "batch", "reads", "size"))
+    options |= {"preset": "mnist", "model": "dkm,kpp,kpp-paper", "rows": "32,512"}
+    found = _configs(options | {"capacity": None, "images": None}, CPU)
+    floats = [math.prod(build(c.model_config()).memory_shape(32)) for c in found]
+    assert floats[:2] == [3200, 51200]
+    assert floats[2:] == pytest.approx(2 * floats[:2], rel=0.03)
+
+
 def test_agreement_compares_with_the_first_form(capsys):
     flags = ["--preset", "glyphs", "--step", "eager,eager", "--steps", "2"]
     assert main(["bench", "agreement", *flags]) == 0
@@ -145,7 +155,7 @@ def test_an_evaluation_is_timed_whole(tmp_path: Path, small_run, mnist_root: Pat
 def row(**changes) -> dict:
     return {
         "model": "kpp", "preset": "mnist", "variant": "store", "precision": "bf16-mixed", "T": 32,
-        "batch": 32, "K": 1, "side": 64, "capacity": 36, "form": "captured",
+        "batch": 32, "K": 1, "side": 64, "memory": [3, 64, 64], "capacity": 36, "form": "captured",
         "images_per_s": 2e5, "images_per_s_range": [1.9e5, 2.1e5], "ms_per_step": 5.12,
         "ms_by_part": {"data": 0.1, "forward": 2.0, "backward": 3.0, "update": 0.2, "rest": 0.1,
                        "read": 0.01},
@@ -157,7 +167,8 @@ def row(**changes) -> dict:
 def test_the_table_and_picture_of_a_gpu():
     rows = [row(form=form, times_first=1.0) for form in ("eager", "compiled", "captured")]
     rows += [row(T=t, batch=1024 // t, capacity=128) for t in (8, 32, 128)]
-    rows += [row(side=s) for s in (32, 128, 256)]
+    rows += [row(side=s, memory=[3, s, s]) for s in (32, 128, 256)]
+    rows += [row(model="dkm", side=None, memory=[1, n, 100]) for n in (32, 128, 512)]
     record = {
         "kind": "throughput", "command": "kanerva bench", "device": "NVIDIA H200",
         "versions": {"torch": "2.11"}, "date": "2026-11-15", "rows": rows,
@@ -166,8 +177,12 @@ def test_the_table_and_picture_of_a_gpu():
     assert "200000 (190000-210000)" in text and "20.0%" in text and "800 TFLOP/s" in text
     lines = text.splitlines()
     assert len({len(line) for line in lines[3 : 4 + len(rows)]}) == 1  # columns stand straight
-    forms, lengths, sides = report.draw([record]).axes
-    assert len(forms.patches) == 3 and len(lengths.lines) == 1 and len(sides.lines) == 1
+    forms, lengths, sides, sizes = report.draw([record]).axes
+    assert len(lengths.lines) == len(sides.lines) == 1
+    assert len(forms.patches) == 4  # three forms of kpp, one of dkm
+    assert {line.get_label() for line in sizes.lines} == {
+        "mnist, kpp, captured", "mnist, dkm, captured"
+    }  # fmt: skip
     assert list(lengths.lines[0].get_ydata()) == pytest.approx([5.0, 5.0, 5.0])
 
 

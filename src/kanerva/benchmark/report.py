@@ -29,7 +29,7 @@ def table(record: dict[str, Any]) -> str:
 def _throughput(record: dict[str, Any]) -> list[str]:
     on_gpu = record["rows"][0]["peak_gib"] is not None
     lines = [
-        f"{'model':<10}{'preset':<14}{'T':>4}{'batch':>6}{'K':>3}{'side':>5} {'form':<9}"
+        f"{'model':<10}{'preset':<14}{'T':>4}{'batch':>6}{'K':>3}{'memory':>10} {'form':<9}"
         + (f"{'images/s':>9} {'(range)':<15}" if on_gpu else "")
         + f"{'vs first':>9}{'ms/step':>9}"
         + "".join(f"{part:>9}" for part in PARTS)
@@ -48,7 +48,7 @@ def _throughput(record: dict[str, Any]) -> list[str]:
         )
         lines.append(
             f"{row['model']:<10}{row['preset']:<14}{row['T']:4d}{row['batch']:6d}{row['K']:3d}"
-            f"{row['side']:5d} {row['form']:<9}"
+            f"{'x'.join(map(str, row['memory'])):>10} {row['form']:<9}"
             + (speed if on_gpu else "")
             + f"{row['times_first']:8.2f}x{row['ms_per_step']:9.2f}"
             + "".join(f"{row['ms_by_part'].get(part, math.nan):9.3f}" for part in PARTS)
@@ -120,22 +120,35 @@ TABLES = {
 }
 
 
-# The picture: what the forms give, and what T and a memory's side cost
+# The picture: what the forms give, and what T and a memory's size cost
 
 
 def draw(records: list[dict[str, Any]]) -> Figure:
-    """Images per second by form; microseconds per image against T, and of a read against side."""
+    """Images per second by form; microseconds per image against T and a memory's floats, and of a
+    read against its side."""
     speeds = [record["rows"] for record in records if record["kind"] == "throughput"]
     rows = [row for found in speeds for row in found]
-    figure = Figure(figsize=(13, 4.2), layout="constrained")
-    forms, lengths, sides = figure.subplots(1, 3)
+    figure = Figure(figsize=(16, 4.2), layout="constrained")
+    forms, lengths, sides, sizes = figure.subplots(1, 4)
     _bars(forms, [row for found in speeds if len({r["form"] for r in found}) > 1 for row in found])
     _curves(lengths, rows, "T", "a step, by T", lambda r: 1e3 * r["ms_per_step"])
     _curves(
         sides, rows, "side", "reads alone, by side of the memory",
         lambda r: 1e3 * r["ms_by_part"]["read"],
     )  # fmt: skip
+    mixed = [row for found in speeds if len({r["model"] for r in found}) > 1 for row in found]
+    _curves(
+        sizes, [row | {"floats": math.prod(row["memory"])} for row in mixed], "floats",
+        "a step, by size of the memory", lambda r: 1e3 * r["ms_per_step"],
+    )  # fmt: skip
     return figure
+
+
+XLABELS = {
+    "T": "images in an episode, T",
+    "side": "side of the memory",
+    "floats": "floats in an episode's memory",
+}
 
 
 def _bars(axes: Axes, rows: list[dict[str, Any]]) -> None:
@@ -163,6 +176,8 @@ def _curves(axes: Axes, rows: list[dict[str, Any]], what: str, title: str, cost:
     for row in rows:
         others = [row[k] for k in ("model", "preset", "variant", "form", "capacity", "K")]
         fixed = row["side"] if what == "T" else row["T"]
+        if row[what] is None:
+            continue
         per_image = cost(row) / (row["T"] * row["batch"])
         lines.setdefault((*others, fixed), {})[row[what]] = per_image
     for name, points in lines.items():
@@ -171,18 +186,25 @@ def _curves(axes: Axes, rows: list[dict[str, Any]], what: str, title: str, cost:
         xs = sorted(points)
         label = f"{name[1]}, {name[0]}, {name[3]}"
         axes.plot(xs, [points[x] for x in xs], "o-", markersize=4, label=label)
-        axes.set_xticks(xs, [str(x) for x in xs])
     axes.set_xscale("log", base=2)
     if axes.lines:
-        axes.set_xticks(sorted({int(x) for line in axes.lines for x in line.get_xdata()}))  # pyright: ignore
-        axes.xaxis.set_major_formatter("{x:.0f}")
+        ticks: list[int] = []
+        for x in sorted({int(x) for line in axes.lines for x in line.get_xdata()}):  # pyright: ignore
+            if not ticks or x > 1.2 * ticks[-1]:  # of two that nearly fall together, one
+                ticks.append(x)
+        axes.set_xticks(ticks, [f"{x / 1e3:.3g}k" if x > 2000 else str(x) for x in ticks])
         axes.minorticks_off()
-        axes.legend(frameon=False, fontsize=8, loc="lower left")
-        axes.set_ylim(0, 1.25 * max(max(line.get_ydata()) for line in axes.lines))  # pyright: ignore
+        if what == "floats":
+            axes.set_yscale("log")
+            axes.yaxis.set_major_formatter("{x:g}")
+            axes.legend(frameon=False, fontsize=8)
+        else:
+            axes.legend(frameon=False, fontsize=8, loc="lower left")
+            axes.set_ylim(0, 1.25 * max(max(line.get_ydata()) for line in axes.lines))  # pyright: ignore
     else:
         axes.set_axis_off()
         return
-    axes.set_xlabel("images in an episode, T" if what == "T" else "side of the memory")
+    axes.set_xlabel(XLABELS[what])
     axes.set_ylabel("microseconds per image")
     axes.set_title(title, fontsize=10)
     axes.grid(True, color="#eeeeee")

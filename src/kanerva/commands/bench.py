@@ -16,7 +16,7 @@ from kanerva.benchmark.report import draw, table
 from kanerva.benchmark.throughput import throughput
 from kanerva.benchmark.timing import check_folder, matrix_rate, measurement, write_measurement
 from kanerva.commands.options import Parser, at_least, device_of, root_of
-from kanerva.config import RunConfig
+from kanerva.config import ROWED, RunConfig
 from kanerva.data import TrainingEpisodes
 from kanerva.errors import UserError
 from kanerva.evaluation.record import flop_per_image
@@ -48,7 +48,11 @@ def bench(argv: list[str]) -> int:
     parser.add_argument("--images", type=int | None, help="images a step, whatever T")
     parser.add_argument("--reads", type=str | None, help="K: one or several (kpp-paper)")
     parser.add_argument("--size", type=str | None, help="side of the memory: one or several")
-    parser.add_argument("--rows", type=str | None, help="rows of km, dkm, dnc: one or several")
+    parser.add_argument(
+        "--rows",
+        type=str | None,
+        help="of km, dkm, dnc: one or several; maps get as many floats",
+    )
     parser.add_argument("--capacity", type=int | None, help="kpp: places in the memory")
     parser.add_argument("--precision", type=str | None, help="bf16-mixed on a GPU unless given")
     parser.add_argument("--steps", type=int | None, help="steps of a window (30), or to compare")
@@ -191,6 +195,8 @@ def _configs(options: dict[str, Any], device: torch.device) -> list[RunConfig]:
             _numbers(options, "rows", start.rows.count),
         ):
             capacity = options["capacity"] or start.memory.capacity
+            if options["rows"] is not None and options["size"] is None:
+                size = round((rows * start.rows.width / start.memory.channels) ** 0.5)
             memory = replace(start.memory, reads=reads, size=size, capacity=capacity)
             if options["images"] is not None:
                 batch = max(1, options["images"] // length)
@@ -225,10 +231,10 @@ def _forms(options: dict[str, Any], device: torch.device) -> list[Form]:
 
 def _say(config: RunConfig, forms: object) -> None:
     """A line on stderr while a long measurement runs."""
-    memory = config.memory
+    of = f"rows={config.rows.count}" if config.model in ROWED else f"side={config.memory.size}"
     print(
         f"measuring {config.preset} {config.model} T={config.episode_length} batch={config.batch} "
-        f"K={memory.reads} side={memory.size} {config.precision}: {forms}",
+        f"K={config.memory.reads} {of} {config.precision}: {forms}",
         file=sys.stderr,
         flush=True,
     )

@@ -130,6 +130,7 @@ def updated(
     return mean + gain @ delta, covariance - gain @ shared
 
 
+@torch.compiler.disable  # unrolled over T it takes minutes to compile
 def searched(prior: MatrixNormal, codes: Codes, variance: Float[Tensor, ""]) -> Addresses:
     """Where `dkm` writes: each code at the address that explains it best in the memory as it then
     stands, one after another, as the authors' code does. The order matters.

@@ -135,6 +135,7 @@ class MemoryModel(
     remembers = True  # False: nothing is ever written, and `write` says so
     recalls = True  # False: a cue finds nothing, and `recall` says so
     has_keys = True  # False: nothing lies near to anything, and `generate(near=...)` says so
+    in_turn = False  # True: images are written one after another, a loop that is not compiled
 
     def memory_shape(self, length: int) -> tuple[int, int, int]:
         """Of one episode's memory, when it holds so many images: all that p reads of them."""

@@ -68,7 +68,10 @@ class WriteController(nn.Module):
             weights = dict(zip(sizes, self.ask.weight.split(list(sizes.values())), strict=True))
             weights["add"][:, CONTROLLER:] += torch.eye(width)
 
-    def forward(self, codes: Float[Tensor, "B T W"]) -> AccessState:
+    @torch.compiler.disable  # unrolled over T it takes minutes to compile
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, codes: Float[Tensor, "B T W"]
+    ) -> AccessState:
         """The state after all codes, from a blank one."""
         batch, device = len(codes), codes.device
         state = AccessState.zeros(batch, self.slots, self.width, self.heads, device=device)
@@ -122,6 +125,7 @@ class DifferentiableNeuralComputer(MemoryModel):
     """A DNC that writes an episode, is then held still, and is read once for each image."""
 
     reconstructed = "reconstructed: q(z|x), the memory not used"
+    in_turn = True
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)

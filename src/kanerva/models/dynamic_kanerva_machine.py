@@ -27,6 +27,7 @@ class DynamicKanervaMachine(MatrixMachine):
     """Addresses by least squares: w ~ N(argmin |z - w M|^2 + sigma^2 |w|^2, sigma_w^2)."""
 
     reconstructed = "reconstructed: the code decoded, the memory not used"
+    in_turn = True
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
@@ -45,7 +46,8 @@ class DynamicKanervaMachine(MatrixMachine):
     def addresses(self, embedding: Embedding, codes: Codes) -> Addresses:
         """Each solved from the mean of the memory as it stands, written before the next."""
         with torch.autocast(codes.device.type, enabled=False):
-            return searched(self.prior(len(codes)), codes, self.prior.noise_variance)
+            prior, variance = self.prior(len(codes)), self.prior.noise_variance
+            return searched(prior, codes, variance)  # pyright: ignore[reportCallIssue]
 
     def key_posterior(self, embedding: Embedding, maps: MemoryMap) -> DiagonalNormal:
         """q(w | x, M): q may see the image, and it looks for its code in M."""

@@ -79,9 +79,13 @@ def assemble(config: RunConfig, fabric: Fabric, form: Form) -> Parts:
     module: nn.Module = model
     alone = form == "captured" or fabric.world_size == 1
     if form != "eager":
-        # Noise as eager draws it, so that the forms agree. One graph: a break would be slow.
+        # Noise as eager draws it, so that the forms agree. One graph: a break would be slow,
+        # but for a model that writes in turn, whose loop stays eager between two graphs.
         module = torch.compile(  # pyright: ignore[reportAssignmentType]
-            model, fullgraph=alone, dynamic=False, options={"fallback_random": True}
+            model,
+            fullgraph=alone and not model.in_turn,
+            dynamic=False,
+            options={"fallback_random": True},
         )
     wrapped = module
     if form != "captured":  # whose processes share gradients between graphs, not in a wrapper
