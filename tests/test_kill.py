@@ -1,13 +1,17 @@
-"""kill -9 at ten moments, half of them while a checkpoint is being written: nothing is lost."""
+"""kill -9 at ten moments, half of them while a checkpoint is being written: nothing is lost. And
+signals before there is anything to lose."""
 
 import csv
+import os
 import random
+import signal
 import subprocess
 import sys
 import time
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
@@ -17,12 +21,13 @@ from kanerva.config import RunConfig, to_dict
 KILLS = 10
 
 
-def start(config: Path, run: Path, root: Path) -> subprocess.Popen[str]:
+def start(config: Path, run: Path, root: Path, **options: bool) -> subprocess.Popen[str]:
     """A training process; one thread, so that sums are taken in one order."""
     program = "import torch; torch.set_num_threads(1); from kanerva.cli import entry; entry()"
-    options = ["--config", str(config), "--run", str(run), "--data-root", str(root)]
-    argv = [sys.executable, "-c", program, "train", *options, "--resume", "--device", "cpu"]
-    return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    flags = ["--config", str(config), "--run", str(run), "--data-root", str(root)]
+    argv = [sys.executable, "-c", program, "train", *flags, "--resume", "--device", "cpu"]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(argv, stdout=pipe, stderr=pipe, text=True, **options)
 
 
 def wait_for(condition, process: subprocess.Popen[str], seconds: float) -> bool:
@@ -32,6 +37,23 @@ def wait_for(condition, process: subprocess.Popen[str], seconds: float) -> bool:
             return True
         time.sleep(0.0005)
     return False
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
+def test_a_signal_while_the_first_step_compiles_is_obeyed_at_once(
+    number: signal.Signals, tmp_path: Path, small_run: RunConfig, mnist_root: Path
+):
+    """To the whole group, as a scheduler sends it: the compiler's helpers die of it as well."""
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump(to_dict(replace(small_run, step="compiled"))))
+    process = start(config, tmp_path / "run", mnist_root, start_new_session=True)
+    log = tmp_path / "run" / "log.txt"
+    assert wait_for(lambda: log.exists() and "compiles" in log.read_text(), process, 60)
+    time.sleep(1.0)
+    os.killpg(process.pid, number)
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == 128 + number
+    assert errors.splitlines()[-1] == "kanerva: stopped before the first step, nothing to save"
 
 
 def test_a_run_killed_ten_times_ends_with_the_same_weights(

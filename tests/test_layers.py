@@ -9,7 +9,7 @@ from torch.nn.utils import parametrize
 from kanerva.layers.dense import deep_linear
 from kanerva.layers.evonorm import EvoNormS0
 from kanerva.layers.residual import ResidualBlock, residual_stack, zeroed
-from kanerva.layers.resnet import BasicBlock, ResNet
+from kanerva.layers.resnet import BasicBlock, Conv3x3, ResNet
 from kanerva.layers.temporal_shift import temporal_shift
 
 # EvoNorm-S0
@@ -88,6 +88,20 @@ def test_resnet_has_as_many_parameters_as_torchvisions_without_its_classifier():
     net = ResNet(channels=3, width=64, blocks=(2, 2, 2, 2), shift=0.125)
     assert sum(p.numel() for p in net.parameters()) == 11_689_512 - (512 * 1000 + 1000)
     assert net.features == 512
+
+
+@pytest.mark.parametrize("side, stride", [(1, 1), (1, 2), (2, 2), (5, 1)])
+def test_a_convolution_of_one_pixel_is_a_product_with_its_middle(side: int, stride: int):
+    """The same maps and gradients as PyTorch's convolution, at every side."""
+    conv = Conv3x3(6, 4, stride).double()
+    plain = nn.Conv2d(6, 4, 3, stride, padding=1, bias=False).double()
+    plain.load_state_dict(conv.state_dict())
+    x = torch.randn(3, 6, side, side, dtype=torch.float64, requires_grad=True)
+    ours, theirs = conv(x), plain(x)
+    torch.testing.assert_close(ours, theirs)
+    cotangent = torch.randn_like(ours)
+    mine = torch.autograd.grad(ours, [x, conv.weight], cotangent)
+    torch.testing.assert_close(mine, torch.autograd.grad(theirs, [x, plain.weight], cotangent))
 
 
 def test_resnet_halves_the_side_five_times():

@@ -6,15 +6,17 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
 from lightning_fabric import Fabric
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from kanerva.benchmark.agreement import agreement
 from kanerva.benchmark.throughput import random_episodes
-from kanerva.config import OptimConfig, RunConfig
+from kanerva.config import ModelName, OptimConfig, RunConfig
 from kanerva.presets import preset
 from kanerva.training.optim import LarsAdam, make_optimiser, parameter_groups, set_rate
 from kanerva.training.step import Step, assemble
@@ -183,6 +185,35 @@ def test_bad_numbers_change_nothing(model: str, at: int):
     assert torch.isfinite(torch.cat([p.flatten() for p in step.model.parameters()])).all()
     changed = state_of(step)
     assert any(not torch.equal(a, b) for a, b in zip(changed, before, strict=False))
+
+
+class Waits(TorchDispatchMode):
+    """Every look at a value, for which a GPU would have to be waited."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.name() in ("aten::_local_scalar_dense", "aten::nonzero", "aten::is_nonzero"):
+            self.seen.append(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("model", get_args(ModelName))
+def test_a_step_waits_for_nothing(model: str):
+    """Else it could not be captured, by either optimiser."""
+    config, one = little() if model == "kpp" else little_rival(model), fabric()
+    step = Step(one, assemble(config, one, "eager"), clip=10.0, form="eager")
+    step.model.train()
+    episode = random_episodes(config, one.device).batch_at(0)
+    step(episode, seed=0, lr=1e-3, decay=0.9)  # the optimiser's state comes into being
+    with Waits() as waits:
+        step.once(episode)
+    assert waits.seen == []
+    with waits:
+        torch._foreach_add_([torch.zeros(())], step.figures[0])
+    assert waits.seen  # the spy does see: one tensor is taken as a number
 
 
 def test_the_average_takes_its_share():

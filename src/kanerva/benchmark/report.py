@@ -48,7 +48,7 @@ def _throughput(record: dict[str, Any]) -> list[str]:
         )
         lines.append(
             f"{row['model']:<10}{row['preset']:<14}{row['T']:4d}{row['batch']:6d}{row['K']:3d}"
-            f"{'x'.join(map(str, row['memory'])):>10} {row['form']:<9}"
+            f"{_memory(row):>10} {row['form']:<9}"
             + (speed if on_gpu else "")
             + f"{row['times_first']:8.2f}x{row['ms_per_step']:9.2f}"
             + "".join(f"{row['ms_by_part'].get(part, math.nan):9.3f}" for part in PARTS)
@@ -66,6 +66,11 @@ def _throughput(record: dict[str, Any]) -> list[str]:
         "that was taken;",
         "first s: the first step, with what is compiled or comes from a cache of earlier ones",
     ]
+
+
+def _memory(row: dict[str, Any]) -> str:
+    """Its shape; of older records its side."""
+    return "x".join(map(str, row["memory"])) if "memory" in row else str(row["side"])
 
 
 def _agreement(record: dict[str, Any]) -> list[str]:

@@ -9,9 +9,10 @@ writes. How many there are changes rounding and nothing else, so a run may go on
 """
 
 import math
+import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,11 +67,18 @@ class Outcome:
 
 
 @contextmanager
-def stop_signals() -> Iterator[list[str]]:
-    """Collect Ctrl-C and SIGTERM instead of dying of them; a second Ctrl-C is obeyed at once."""
+def stop_signals(compiling: Callable[[], bool]) -> Iterator[list[str]]:
+    """Collect Ctrl-C and SIGTERM instead of dying of them; a second Ctrl-C is obeyed at once.
+
+    So is any while the first step compiles: there is nothing to save, and the compiler's helpers
+    may have died of the same signal, for which it would wait for ever.
+    """
     caught: list[str] = []
 
     def handler(number: int, _: object) -> None:
+        if compiling():
+            os.write(2, b"kanerva: stopped before the first step, nothing to save\n")
+            os._exit(128 + number)
         if caught and number == signal.SIGINT:
             raise KeyboardInterrupt
         caught.append(signal.Signals(number).name)
@@ -120,7 +128,7 @@ def train(
     first_alone(fabric, lambda: open_run(run, config, resume))
     with ExitStack() as stack:
         first_alone(fabric, lambda: stack.enter_context(locked(run)))
-        caught = stack.enter_context(stop_signals())
+        caught = stack.enter_context(stop_signals(trainer.compiling))
         try:
             return trainer.fit(caught, deadline, until)
         except OSError as error:
@@ -255,6 +263,10 @@ class Trainer:
             f"{device_name(self.fabric.device)}{many}; steps {self.progress.step} to {self.total} "
             f"of {config.batch} episodes of {config.episode_length}, {self.step.form}{slow}"
         )
+
+    def compiling(self) -> bool:
+        """Whether the first step is still to come, and takes long."""
+        return self.step.form != "eager" and self.step.taken == 0
 
     def _step(self, step: int) -> None:
         """Step `step` of the schedule: a function of (seed, step) and the weights before it."""

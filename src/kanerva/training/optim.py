@@ -57,7 +57,8 @@ class LarsAdam(torch.optim.Optimizer):
             grads = [torch.where(keep > 0, grad, 0) for grad in grads]
         states = [self.state[p] for p in params]
         first, second = [s["exp_avg"] for s in states], [s["exp_avg_sq"] for s in states]
-        torch._foreach_add_([s["step"] for s in states], keep)
+        # A list: one tensor would be taken as a number, and waited for.
+        torch._foreach_add_([s["step"] for s in states], [keep] * len(states))
         torch._foreach_mul_(first, beta1**keep)
         torch._foreach_add_(first, grads, alpha=1 - beta1)
         torch._foreach_mul_(second, beta2**keep)
