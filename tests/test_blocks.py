@@ -41,6 +41,17 @@ def test_blocks_and_both_gradients_agree_with_grid_sample(block: int, height: in
         torch.testing.assert_close(mine, theirs)
 
 
+@pytest.mark.parametrize("block", [(4, 4), (3, 7), 5])
+def test_a_read_without_gradient_is_the_same(block: int | tuple[int, int]):
+    """Inside, across the border and mirrored; it looks up neighbours instead of multiplying."""
+    memory = torch.randn(2, 3, 20, 24, dtype=torch.float64)
+    windows = 1.2 * torch.randn(2, 5, 2, 3, dtype=torch.float64)
+    with torch.no_grad():
+        found = read_blocks(memory, windows, block)
+    torch.testing.assert_close(found, read_blocks(memory, windows, block))
+    assert found.abs().max() > 1
+
+
 def test_a_unit_window_reads_the_whole_memory():
     memory = torch.rand(2, 3, 64, 64)
     whole = torch.tensor([1.0, 0.0, 0.0]).expand(2, 5, 1, 3)

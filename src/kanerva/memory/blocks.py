@@ -5,6 +5,7 @@ memory's side; a block that is not square keeps its pixels square.
 """
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
@@ -16,10 +17,15 @@ def triangle_weights(scale: WindowPart, shift: WindowPart, block: int, size: int
 
     Window coordinates live on [-1, 1]; pixel centres follow `align_corners=False`.
     """
-    centres = (2 * torch.arange(block, device=scale.device, dtype=scale.dtype) + 1) / block - 1
-    rows = ((scale[..., None] * centres + shift[..., None] + 1) * size - 1) / 2
+    rows = ((_along(scale, shift, block) + 1) * size - 1) / 2
     columns = torch.arange(size, device=scale.device, dtype=scale.dtype)
     return (1 - (rows[..., None] - columns).abs()).clamp(min=0)
+
+
+def _along(scale: WindowPart, shift: WindowPart, block: int) -> Float[Tensor, "B T K h"]:
+    """Where the pixels of a block lie along one axis of the memory, on [-1, 1]."""
+    centres = (2 * torch.arange(block, device=scale.device, dtype=scale.dtype) + 1) / block - 1
+    return scale[..., None] * centres + shift[..., None]
 
 
 def block_windows(points: Float[Tensor, "*n 2"], height: int, size: int) -> Float[Tensor, "*n 3"]:
@@ -32,14 +38,29 @@ def read_blocks(memory: MemoryMap, windows: Windows, block: int | tuple[int, int
 
     Scale and shift only, so the spatial transformer splits into two small products: the same
     numbers as `affine_grid` and `grid_sample`, with a deterministic gradient that reaches only
-    what a block covers (§3.4). What lies outside the memory reads as zero.
+    what a block covers (§3.4). What lies outside the memory reads as zero. Where no gradient is
+    asked for, four neighbours are looked up instead: a read then costs the same in any memory.
     """
     height, width = (block, block) if isinstance(block, int) else block
     scale, x, y = windows.unbind(-1)
+    if not torch.is_grad_enabled():
+        return _looked_up(memory, scale, x, y, height, width)
     down = triangle_weights(scale, y, height, memory.shape[-2])  # (B, T, K, h, Hm)
     across = triangle_weights(scale * (width / height), x, width, memory.shape[-1])
     rows = torch.einsum("btkhm,bcmn->btkchn", down, memory)
     return torch.einsum("btkchn,btkwn->btkchw", rows, across)
+
+
+def _looked_up(
+    memory: MemoryMap, scale: WindowPart, x: WindowPart, y: WindowPart, height: int, width: int
+) -> Traces:
+    """`read_blocks` by `grid_sample`."""
+    down, across = _along(scale, y, height), _along(scale * (width / height), x, width)
+    shape = (*scale.shape, height, width)
+    grid = torch.stack([across[..., None, :].expand(shape), down[..., None].expand(shape)], dim=-1)
+    flat = grid.flatten(1, 3).to(memory.dtype)  # (B, T K h, w, 2)
+    found = F.grid_sample(memory, flat, align_corners=False)
+    return found.unflatten(2, shape[1:-1]).permute(0, 2, 3, 1, 4, 5)
 
 
 def paste_blocks(
