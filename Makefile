@@ -43,7 +43,7 @@ slow: setup
 
 docs: setup
 	$(BIN)/python -m kanerva.quote README.md RESULTS.md docs/memory.md benchmarks/*.md
-	$(BIN)/python -m kanerva.benchmark.report docs/speed.png results/bench/*.json
+	$(BIN)/python -m kanerva.benchmark.report docs/speed.png results/bench/throughput*.json
 	$(BIN)/python -m kanerva.evaluation.capacity docs/capacity.png results/mnist/kpp-store*.json
 
 lint: setup

@@ -5,6 +5,7 @@ python -m kanerva.benchmark.report docs/speed.png results/bench/*.json
 
 import math
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,7 @@ def _throughput(record: dict[str, Any]) -> list[str]:
             f"{_memory(row):>10} {row['form']:<9}"
             + (speed if on_gpu else "")
             + f"{row['times_first']:8.2f}x{row['ms_per_step']:9.2f}"
-            + "".join(f"{row['ms_by_part'].get(part, math.nan):9.3f}" for part in PARTS)
+            + "".join(_part(row["ms_by_part"].get(part)) for part in PARTS)
             + f"{mflop:9.0f}{chip}"
         )
     if not on_gpu:
@@ -66,6 +67,10 @@ def _throughput(record: dict[str, Any]) -> list[str]:
         "that was taken;",
         "first s: the first step, with what is compiled or comes from a cache of earlier ones",
     ]
+
+
+def _part(ms: float | None) -> str:
+    return f"{'-' if ms is None else f'{ms:.3f}':>9}"
 
 
 def _memory(row: dict[str, Any]) -> str:
@@ -130,22 +135,22 @@ TABLES = {
 
 def draw(records: list[dict[str, Any]]) -> Figure:
     """Images per second by form; microseconds per image against T and a memory's floats, and of a
-    read against its side."""
+    read against its side: as far as each was measured at several values."""
     speeds = [record["rows"] for record in records if record["kind"] == "throughput"]
     rows = [row for found in speeds for row in found]
-    figure = Figure(figsize=(16, 4.2), layout="constrained")
-    forms, lengths, sides, sizes = figure.subplots(1, 4)
-    _bars(forms, [row for found in speeds if len({r["form"] for r in found}) > 1 for row in found])
-    _curves(lengths, rows, "T", "a step, by T", lambda r: 1e3 * r["ms_per_step"])
-    _curves(
-        sides, rows, "side", "reads alone, by side of the memory",
-        lambda r: 1e3 * r["ms_by_part"]["read"],
-    )  # fmt: skip
+    several = [row for found in speeds if len({r["form"] for r in found}) > 1 for row in found]
     mixed = [row for found in speeds if len({r["model"] for r in found}) > 1 for row in found]
-    _curves(
-        sizes, [row | {"floats": math.prod(row["memory"])} for row in mixed], "floats",
-        "a step, by size of the memory", lambda r: 1e3 * r["ms_per_step"],
-    )  # fmt: skip
+    panels = {
+        "T": ("a step, by T", _lines(rows, "T", _step)),
+        "side": ("reads alone, by side of the memory", _lines(rows, "side", _read)),
+        "floats": ("a step, by size of the memory", _lines(mixed, "floats", _step)),
+    }
+    drawn = {what: panel for what, panel in panels.items() if panel[1]}
+    figure = Figure(figsize=(4.3 * (1 + len(drawn)), 4.2), layout="constrained")
+    forms, *rest = figure.subplots(1, 1 + len(drawn), squeeze=False)[0]
+    _bars(forms, several or rows)
+    for axes, (what, (title, lines)) in zip(rest, drawn.items(), strict=True):
+        _curves(axes, lines, what, title)
     return figure
 
 
@@ -175,40 +180,48 @@ def _bars(axes: Axes, rows: list[dict[str, Any]]) -> None:
         axes.legend(frameon=False, fontsize=8)
 
 
-def _curves(axes: Axes, rows: list[dict[str, Any]], what: str, title: str, cost: Any) -> None:
-    """One line for each model and preset that was measured at several values of `what`."""
-    lines: dict[tuple[Any, ...], dict[int, float]] = {}
+Lines = dict[tuple[Any, ...], dict[int, float]]
+
+
+def _step(row: dict[str, Any]) -> float:
+    return row["ms_per_step"]
+
+
+def _read(row: dict[str, Any]) -> float:
+    return row["ms_by_part"]["read"]
+
+
+def _lines(rows: list[dict[str, Any]], what: str, cost: Callable[[dict[str, Any]], float]) -> Lines:
+    """One for each model and preset that was measured at three values of `what`, or more."""
+    lines: Lines = {}
     for row in rows:
-        others = [row[k] for k in ("model", "preset", "variant", "form", "capacity", "K")]
+        others = [row[k] for k in ("preset", "model", "form", "variant", "capacity", "K")]
         fixed = row["side"] if what == "T" else row["T"]
-        if row[what] is None:
-            continue
-        per_image = cost(row) / (row["T"] * row["batch"])
-        lines.setdefault((*others, fixed), {})[row[what]] = per_image
+        x = math.prod(row["memory"]) if what == "floats" else row[what]
+        if x is not None:
+            per_image = 1e3 * cost(row) / (row["T"] * row["batch"])
+            lines.setdefault((*others, fixed), {})[x] = per_image
+    return {name: points for name, points in lines.items() if len(points) > 2}
+
+
+def _curves(axes: Axes, lines: Lines, what: str, title: str) -> None:
     for name, points in lines.items():
-        if len(points) < 3:
-            continue
         xs = sorted(points)
-        label = f"{name[1]}, {name[0]}, {name[3]}"
-        axes.plot(xs, [points[x] for x in xs], "o-", markersize=4, label=label)
+        axes.plot(xs, [points[x] for x in xs], "o-", markersize=4, label=", ".join(name[:3]))
     axes.set_xscale("log", base=2)
-    if axes.lines:
-        ticks: list[int] = []
-        for x in sorted({int(x) for line in axes.lines for x in line.get_xdata()}):  # pyright: ignore
-            if not ticks or x > 1.2 * ticks[-1]:  # of two that nearly fall together, one
-                ticks.append(x)
-        axes.set_xticks(ticks, [f"{x / 1e3:.3g}k" if x > 2000 else str(x) for x in ticks])
-        axes.minorticks_off()
-        if what == "floats":
-            axes.set_yscale("log")
-            axes.yaxis.set_major_formatter("{x:g}")
-            axes.legend(frameon=False, fontsize=8)
-        else:
-            axes.legend(frameon=False, fontsize=8, loc="lower left")
-            axes.set_ylim(0, 1.25 * max(max(line.get_ydata()) for line in axes.lines))  # pyright: ignore
+    ticks: list[int] = []
+    for x in sorted({x for points in lines.values() for x in points}):
+        if not ticks or x > 1.2 * ticks[-1]:  # of two that nearly fall together, one
+            ticks.append(x)
+    axes.set_xticks(ticks, [f"{x / 1e3:.3g}k" if x > 2000 else str(x) for x in ticks])
+    axes.minorticks_off()
+    if what == "T":
+        axes.set_ylim(0, 1.25 * max(max(points.values()) for points in lines.values()))
+        axes.legend(frameon=False, fontsize=8, loc="lower left")
     else:
-        axes.set_axis_off()
-        return
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.legend(frameon=False, fontsize=8)
     axes.set_xlabel(XLABELS[what])
     axes.set_ylabel("microseconds per image")
     axes.set_title(title, fontsize=10)
