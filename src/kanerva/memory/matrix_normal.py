@@ -130,15 +130,22 @@ def updated(
     return mean + gain @ delta, covariance - gain @ shared
 
 
-@torch.compiler.disable  # unrolled over T it takes minutes to compile
+def one_more(
+    mean: Rows, covariance: Square, code: Float[Tensor, "B width"], variance: Float[Tensor, ""]
+) -> tuple[Rows, Square, Float[Tensor, "B rows"]]:
+    """Find where a code fits best, write it there: R, U and the address."""
+    address = least_squares(mean, code[:, None], variance)[:, 0]
+    return *updated(mean, covariance, address, code, variance), address
+
+
+@torch.compiler.disable(recursive=False)  # unrolled over T it takes minutes: `one_more` is compiled
 def searched(prior: MatrixNormal, codes: Codes, variance: Float[Tensor, ""]) -> Addresses:
     """Where `dkm` writes: each code at the address that explains it best in the memory as it then
     stands, one after another, as the authors' code does. The order matters.
     """
-    mean, covariance, found = prior.mean, prior.covariance, []
+    mean, covariance, found = prior.mean.contiguous(), prior.covariance, []
     for code in codes.unbind(dim=1):
-        address = least_squares(mean, code[:, None], variance)[:, 0]
-        mean, covariance = updated(mean, covariance, address, code, variance)
+        mean, covariance, address = one_more(mean, covariance, code.contiguous(), variance)
         found.append(address)
     return torch.stack(found, dim=1)
 

@@ -44,6 +44,7 @@ CONTROLLER = 128  # ours: hidden numbers of the controllers, for writing and for
 
 Keys = Float[Tensor, "B T Y"]
 Reads = Float[Tensor, "B T R W"]
+Hidden = Float[Tensor, "B hidden"]
 
 
 class WriteController(nn.Module):
@@ -68,7 +69,7 @@ class WriteController(nn.Module):
             weights = dict(zip(sizes, self.ask.weight.split(list(sizes.values())), strict=True))
             weights["add"][:, CONTROLLER:] += torch.eye(width)
 
-    @torch.compiler.disable  # unrolled over T it takes minutes to compile
+    @torch.compiler.disable(recursive=False)  # unrolled over T it takes minutes: `one_more` is
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, codes: Float[Tensor, "B T W"]
     ) -> AccessState:
@@ -77,11 +78,17 @@ class WriteController(nn.Module):
         state = AccessState.zeros(batch, self.slots, self.width, self.heads, device=device)
         hidden = cell = codes.new_zeros(batch, CONTROLLER)
         for code in codes.unbind(1):
-            seen = torch.cat([code, state.reads.flatten(1)], dim=-1)
-            hidden, cell = self.cell(seen, (hidden, cell))
-            asked = self.ask(torch.cat([hidden, code], dim=-1))
-            state = step(state, parse_interface(asked, self.width, self.heads))
+            hidden, cell, state = self.one_more(code.contiguous(), hidden, cell, state)
         return state
+
+    def one_more(
+        self, code: Float[Tensor, "B W"], hidden: Hidden, cell: Hidden, state: AccessState
+    ) -> tuple[Hidden, Hidden, AccessState]:
+        """Show the controller one code; do what it asks for."""
+        seen = torch.cat([code, state.reads.flatten(1)], dim=-1)
+        hidden, cell = self.cell(seen, (hidden, cell))
+        asked = self.ask(torch.cat([hidden, code], dim=-1))
+        return hidden, cell, step(state, parse_interface(asked, self.width, self.heads))
 
 
 class ReadController(nn.Module):
