@@ -26,6 +26,7 @@ VERBS = {  # verb: (module under kanerva.commands, what it does)
     "recall": ("show", "write images, read them back from noisy or partial cues"),
     "memory": ("show", "draw a memory, and what was written where it lies"),
     "compare": ("evaluate", "evaluation records side by side"),
+    "reproduce": ("reproduce", "one table or figure of the paper, as record and picture"),
     "bench": ("bench", "images/s, time by part, share of the chip; agreement; time to a bound"),
     "data": ("data", "list the data sets, or fetch one"),
 }

@@ -1,0 +1,85 @@
+"""`kanerva reproduce`: one table or figure of the paper, as a record and a picture."""
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+from kanerva.commands.options import Parser, at_least, device_of, root_of
+from kanerva.errors import UserError
+from kanerva.experiments import NAMES, Experiment, Lab, experiment
+from kanerva.experiments.lab import perform, told
+
+
+def reproduce(argv: list[str]) -> int:
+    """Make one, or list them."""
+    parser = Parser(
+        "reproduce",
+        "Make one table or figure of the paper: trains or finds what it needs, writes a record and "
+        "pictures, and sets the claim beside what was measured. Interrupted, it goes on there.",
+    )
+    parser.add_argument("name", type=str | None, nargs="?", help="one of --list, or all")
+    parser.add_argument("--list", action="store_true", help="what there is, and what it costs")
+    parser.add_argument("--quick", action="store_true", help="small, on glyphs: minutes on a CPU")
+    parser.add_argument("--preset", type=str | None, help="data of the full protocol")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=str, default="reproduced", help="folder of what is made")
+    parser.add_argument("--runs", type=str, default="runs/reproduce", help="folder of its models")
+    parser.add_argument("--steps", type=int | None, help="train every model so long")
+    parser.add_place()
+    options = parser.read(argv)
+    at_least(options, 1, "steps")
+    if options["list"]:
+        print(listing())
+        return 0
+    if options["name"] is None:
+        raise UserError("say which: kanerva reproduce NAME; kanerva reproduce --list shows them")
+    if options["quick"] and options["preset"] not in (None, "glyphs"):
+        raise UserError("--quick runs on glyphs: leave out --preset")
+    names = list(NAMES) if options["name"] == "all" else [options["name"]]
+    for found in [experiment(name) for name in names]:
+        for lab in labs(found, options):
+            command = shlex.join(["kanerva", "reproduce", *without_places(argv, found.name)])
+            record = perform(found, lab, Path(options["out"]), command)
+            print(told(record))
+            for file in record["pictures"]:
+                print(Path(options["out"]) / file)
+            print()
+    return 0
+
+
+def labs(found: Experiment, options: dict[str, Any]) -> list[Lab]:
+    """One for each data set the experiment is to run on."""
+    presets = [options["preset"]] if options["preset"] else list(found.presets)
+    return [
+        Lab(
+            quick=options["quick"],
+            preset=name,
+            runs=Path(options["runs"]),
+            seed=options["seed"],
+            device=device_of(options),
+            data_root=root_of(options),
+            steps=options["steps"],
+        )
+        for name in (["glyphs"] if options["quick"] else presets)
+    ]
+
+
+def without_places(argv: list[str], name: str) -> list[str]:
+    """A command's words without folders of the machine it ran on, `all` as the one meant."""
+    left, skip = [], False
+    for word in argv:
+        flag = word.split("=")[0]
+        if not skip and flag not in ("--out", "--runs", "--data-root", "--data_root"):
+            left.append(name if word == "all" else word)
+        skip = flag in ("--out", "--runs", "--data-root", "--data_root") and "=" not in word
+    return left
+
+
+def listing() -> str:
+    """What there is, where it stands in the paper, and what it costs."""
+    lines = [f"{'NAME':<20}{'paper':<15}{'--quick':<27}{'full':<34}shows"]
+    for name in NAMES:
+        found = experiment(name)
+        full = f"{found.full} ({', '.join(found.presets)})"
+        lines.append(f"{name:<20}{found.paper:<15}{found.quick:<27}{full:<34}{found.shows}")
+    return "\n".join(lines)

@@ -1,0 +1,241 @@
+"""What experiments share: models trained once and kept, images, records, pictures.
+
+An experiment is a function from a `Lab` to a `Finding`. It asks the lab for trained models and
+images, and gives back figures, their table as text, a verdict in words, and pictures.
+"""
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from matplotlib.figure import Figure
+from PIL import Image
+from torch import Tensor
+
+from kanerva import data
+from kanerva.config import RunConfig
+from kanerva.data import ImageSet
+from kanerva.errors import UserError
+from kanerva.evaluation.record import write_record
+from kanerva.models import MemoryModel, load
+from kanerva.presets import preset
+from kanerva.provenance import commit, device_name, versions
+from kanerva.runs import load_split
+from kanerva.seeding import stream
+from kanerva.training.checkpoint import read_state
+from kanerva.training.loop import train
+
+Pixels = Float[Tensor, "n C H W"]
+QUICK_STEPS = 600  # of each model that a quick version trains, unless it says otherwise
+
+
+@dataclass
+class Finding:
+    """What an experiment found."""
+
+    figures: dict[str, Any]  # plain JSON: every number of the table, the verdict and the picture
+    lines: list[str]  # the same as a table of text, at most 110 characters wide
+    verdict: str  # a sentence or two, made from the figures: does the claim hold?
+    pictures: dict[str, Image.Image | Figure] = field(default_factory=dict)  # "": NAME.png
+    films: dict[str, list[Image.Image]] = field(default_factory=dict)  # "": NAME.gif
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One table or figure."""
+
+    name: str
+    paper: str  # where it stands there: "Fig. 4, right"; or "beyond"
+    shows: str  # a few words, for `reproduce --list`
+    claim: str  # what the paper says, or what we set out to see
+    run: Callable[["Lab"], Finding]
+    quick: str = "about 2 min on two cores"
+    full: str = "minutes on a GPU"
+    presets: tuple[str, ...] = ("mnist",)  # of the full protocol; the quick one has `glyphs`
+
+
+class Lab:
+    """Where an experiment works: quick and small, or the full protocol."""
+
+    def __init__(
+        self,
+        *,
+        quick: bool,
+        runs: Path,
+        preset: str = "glyphs",
+        seed: int = 0,
+        device: str = "cpu",
+        data_root: Path | None = None,
+        steps: int | None = None,
+    ) -> None:
+        """`steps` overrides the length of every training: for tests."""
+        self.quick, self.preset, self.seed, self.steps = quick, preset, seed, steps
+        self.runs, self.device, self.data_root = runs, torch.device(device), data_root
+        self._sets: dict[str, ImageSet] = {}
+
+    def pick(self, quick: Any, full: Any) -> Any:
+        """One value or the other, by version."""
+        return quick if self.quick else full
+
+    def say(self, text: str) -> None:
+        """A line of progress."""
+        print(text, file=sys.stderr, flush=True)
+
+    def noise(self, *names: int | str) -> torch.Generator:
+        """A stream of random numbers on the lab's device, the same in every run."""
+        return stream(self.seed, "experiment", *names, device=self.device)
+
+    # Models
+
+    def config(
+        self,
+        model: str = "kpp",
+        variant: str | None = None,
+        *,
+        steps: int | None = None,
+        **parts: Any,
+    ) -> RunConfig:
+        """The run a preset names, shortened to `steps` in the quick version. `parts` replace
+        fields: `episode_length=8`, or a dict of a part's fields, `memory={"size": 32}`."""
+        start = preset(self.preset, model, variant)
+        for name, value in parts.items():
+            new = replace(getattr(start, name), **value) if isinstance(value, dict) else value
+            start = replace(start, **{name: new})
+        length = self.steps or ((steps or QUICK_STEPS) if self.quick else start.steps)
+        every = min(start.validate_every, length) if length else start.validate_every
+        precision = "bf16-mixed" if self.device.type == "cuda" else "32-true"
+        return replace(start, steps=length, validate_every=every, precision=precision)
+
+    def trained(
+        self,
+        model: str = "kpp",
+        variant: str | None = None,
+        *,
+        steps: int | None = None,
+        seed: int | None = None,
+        **parts: Any,
+    ) -> MemoryModel:
+        """A model ready for use, trained if it was not before, gone on with if it was interrupted.
+
+        The same call, from this experiment or another one, finds the same run.
+        """
+        config = self.config(model, variant, steps=steps, **parts)
+        config = replace(config, seed=self.seed if seed is None else seed)
+        name = "-".join(filter(None, [config.preset, model, config.variant]))
+        run = self.runs / f"{name}-{config.config_hash()[:8]}-s{config.seed}"
+        if not self._finished(run, config):
+            self.say(f"training {name}, seed {config.seed}, in {run}")
+            outcome = train(
+                config, run, resume=True, data_root=self.data_root, accelerator=self.device.type
+            )
+            if outcome.reason != "finished":
+                raise UserError(f"stopped; the same command goes on with {run}")
+        return load(str(run), device=self.device.type).eval()
+
+    @staticmethod
+    def _finished(run: Path, config: RunConfig) -> bool:
+        last = run / "checkpoints" / "last"
+        if not last.exists() or config.steps is None:
+            return False
+        return read_state(last)["progress"]["step"] >= config.steps
+
+    # Images
+
+    def images(self, count: int, split: str = "test", skip: int = 0) -> Pixels:
+        """Images of the preset's set as its models see them, in one fixed random order."""
+        return self.labelled(count, split, skip)[0]
+
+    def labelled(
+        self, count: int, split: str = "test", skip: int = 0
+    ) -> tuple[Pixels, Tensor | None]:
+        """The same with their labels, where the set has any."""
+        config = preset(self.preset)
+        if split not in self._sets:
+            self._sets[split] = load_split(config, split, self.data_root)
+        found = self._sets[split]
+        order = torch.randperm(len(found), generator=stream("experiment", split, "order"))
+        chosen = order[skip : skip + count]
+        if len(chosen) < count:
+            raise UserError(f"{self.preset} has no {skip + count} {split} images, but {len(found)}")
+        grey, binarization = found.images[chosen], config.data.binarization
+        pixels = data.binarize(grey, binarization, stream("experiment", split, "pixels", skip))
+        labels = None if found.labels is None else found.labels[chosen]
+        return data.to_float(pixels, binarization != "none").to(self.device), labels
+
+
+# Records and pictures
+
+
+def perform(experiment: Experiment, lab: Lab, out: Path, command: str) -> dict[str, Any]:
+    """Run it; write OUT/NAME.json and its pictures; give back the record."""
+    began = time.monotonic()
+    finding = experiment.run(lab)
+    name = stem(experiment.name, lab.preset, lab.quick)
+    files = save_pictures(finding, out, name)
+    record = {
+        "schema": 1,
+        "kind": "reproduce",
+        "name": experiment.name,
+        "paper": experiment.paper,
+        "claim": experiment.claim,
+        "quick": lab.quick,
+        "preset": lab.preset,
+        "seed": lab.seed,
+        "figures": finding.figures,
+        "lines": finding.lines,
+        "verdict": finding.verdict,
+        "pictures": files,
+        "wall_s": round(time.monotonic() - began, 1),
+        "commit": commit(),
+        "versions": versions(),
+        "device": device_name(lab.device),
+        "command": command,
+    }
+    write_record(record, out / f"{name}.json")
+    return record
+
+
+def stem(name: str, preset_name: str, quick: bool) -> str:
+    """What an experiment's files are called."""
+    return f"{name}-quick" if quick else f"{name}-{preset_name}"
+
+
+def save_pictures(finding: Finding, out: Path, name: str) -> list[str]:
+    """PNGs and GIFs beside the record; their names."""
+    files = []
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        for part, picture in finding.pictures.items():
+            path = out / f"{'-'.join(filter(None, [name, part]))}.png"
+            if isinstance(picture, Figure):
+                picture.savefig(path, dpi=110)
+            else:
+                picture.save(path)
+            files.append(path.name)
+        for part, frames in finding.films.items():
+            path = out / f"{'-'.join(filter(None, [name, part]))}.gif"
+            first, *rest = frames
+            first.save(path, save_all=True, append_images=rest, duration=500, loop=0)
+            files.append(path.name)
+    except OSError as error:
+        raise UserError(f"cannot write to {out}: {error.strerror}") from error
+    return files
+
+
+def told(record: dict[str, Any]) -> str:
+    """A record in words: claim, figures, verdict."""
+    version = "quick version" if record["quick"] else "full protocol"
+    lines = [
+        f"{record['name']} ({record['paper']}), {version} on {record['preset']}",
+        f"claim: {record['claim']}",
+        "",
+        *record["lines"],
+        "",
+        f"verdict: {record['verdict']}",
+    ]
+    return "\n".join(lines)

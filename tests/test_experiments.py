@@ -1,0 +1,98 @@
+"""The lab that experiments work in, the command, and what each finds in a tiny version."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from kanerva.cli import main
+from kanerva.errors import UserError
+from kanerva.experiments import NAMES, Lab, experiment
+from kanerva.experiments.lab import Finding, perform, save_pictures
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where models of a few steps are kept for all tests of this file."""
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture
+def lab(runs: Path) -> Lab:
+    return Lab(quick=True, runs=runs, steps=3)
+
+
+def test_a_model_is_trained_once_and_then_found(lab: Lab, runs: Path, capsys):
+    first = lab.trained("vae", episode_length=4, batch=2)
+    assert "training glyphs-vae" in capsys.readouterr().err
+    again = Lab(quick=True, runs=runs, steps=3).trained("vae", episode_length=4, batch=2)
+    assert "training" not in capsys.readouterr().err
+    pairs = zip(first.parameters(), again.parameters(), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs) and not again.training
+    lab.trained("vae", episode_length=4, batch=2, seed=1)
+    assert "seed 1" in capsys.readouterr().err
+
+
+def test_parts_of_a_config_are_replaced(lab: Lab):
+    config = lab.config("kpp", memory={"size": 32}, episode_length=8)
+    assert (config.memory.size, config.episode_length, config.steps) == (32, 8, 3)
+    assert Lab(quick=True, runs=lab.runs).config("kpp", steps=50).steps == 50
+    assert Lab(quick=False, runs=lab.runs, preset="mnist").config("kpp").steps == 3000
+
+
+def test_images_come_in_one_order(lab: Lab):
+    images = lab.images(6)
+    assert images.shape == (6, 1, 28, 28) and set(images.unique().tolist()) == {0.0, 1.0}
+    assert torch.equal(images, lab.images(6))
+    assert not torch.equal(images, lab.images(6, skip=6))
+    with pytest.raises(UserError, match="has no"):
+        lab.images(10**6)
+
+
+def test_pictures_and_films_are_saved(tmp_path: Path):
+    frames = [Image.new("RGB", (8, 8), (shade, 0, 0)) for shade in (0, 90, 180)]
+    finding = Finding({}, [], "", {"": frames[0], "more": frames[1]}, {"": frames})
+    files = save_pictures(finding, tmp_path, "a")
+    assert files == ["a.png", "a-more.png", "a.gif"]
+    with Image.open(tmp_path / "a.gif") as film:
+        assert film.n_frames == 3  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_the_command_lists_and_refuses(capsys):
+    assert main(["reproduce", "--list"]) == 0
+    listed = capsys.readouterr().out
+    assert all(name in listed for name in NAMES)
+    for flags, message in (
+        (["figure-9"], "unknown experiment 'figure-9'; there are"),
+        ([], "say which"),
+        (["allocator", "--quick", "--preset", "mnist"], "--quick runs on glyphs"),
+    ):
+        assert main(["reproduce", *flags]) == 2
+        error = capsys.readouterr().err
+        assert message in error and error.count("\n") == 1
+
+
+def test_the_spatial_transformers_example(tmp_path: Path, capsys):
+    out = ["--out", str(tmp_path), "--runs", str(tmp_path / "runs")]
+    assert main(["reproduce", "spatial-transformer", "--quick", *out]) == 0
+    assert "verdict: The window is the lower right" in capsys.readouterr().out
+    record = json.loads((tmp_path / "spatial-transformer-quick.json").read_text())
+    assert record["command"] == "kanerva reproduce spatial-transformer --quick"
+    assert record["figures"]["against_grid_sample"] < 1e-6
+    assert record["figures"]["pasted_back"] < 0.1
+    assert (tmp_path / "spatial-transformer-quick.png").stat().st_size > 5000
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_experiment_says_what_it_is(name: str):
+    found = experiment(name)
+    assert found.name == name and found.claim.endswith(".") and len(found.shows) < 70
+    assert not found.shows.endswith(".") and found.presets
+
+
+def test_a_record_holds_the_finding(lab: Lab, tmp_path: Path):
+    record = perform(experiment("spatial-transformer"), lab, tmp_path, "kanerva reproduce x")
+    assert record == json.loads((tmp_path / "spatial-transformer-quick.json").read_text())
+    assert max(map(len, record["lines"])) <= 110
