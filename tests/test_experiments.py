@@ -1,6 +1,7 @@
 """The lab that experiments work in, the command, and what each finds in a tiny version."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from kanerva.cli import main
 from kanerva.errors import UserError
 from kanerva.experiments import NAMES, Lab, experiment
 from kanerva.experiments.lab import Finding, perform, save_pictures
+from kanerva.experiments.page import pages
 
 
 @pytest.fixture(scope="module")
@@ -85,11 +87,41 @@ def test_the_spatial_transformers_example(tmp_path: Path, capsys):
     assert (tmp_path / "spatial-transformer-quick.png").stat().st_size > 5000
 
 
+def test_the_allocator_touches_only_its_own_blocks(lab: Lab):
+    """Whatever the weights: after three steps what is freed may still look known."""
+    finding = experiment("allocator").run(lab)
+    found = finding.figures
+    assert found["changed_by_malloc"] == found["changed_by_free"] == 0
+    assert found["handles_kept"] and "the memory is full" in found["refused_when_full"]
+    assert found["freed_places_taken_again"] == found["freed"] == 4
+    assert len(finding.films[""]) == 5
+    sizes = {frame.size for frame in finding.films[""]}
+    assert len(sizes) == 1 and finding.pictures[""].height == 5 * sizes.pop()[1]  # pyright: ignore
+    known = found["familiarity_held"] > 0 > found["familiarity_freed"]
+    assert ("no longer known" in finding.verdict) == known
+
+
+def test_reconstructions_are_compared(lab: Lab):
+    finding = experiment("reconstructions").run(lab)
+    ours, theirs = (finding.figures[name]["recalled"] for name in ("kpp", "kpp-paper"))
+    assert ("NOT" in finding.verdict) == (ours >= theirs)
+    assert all(0 < n <= 1 for f in finding.figures.values() for k, n in f.items() if k != "images")
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_every_experiment_says_what_it_is(name: str):
     found = experiment(name)
     assert found.name == name and found.claim.endswith(".") and len(found.shows) < 70
     assert not found.shows.endswith(".") and found.presets
+
+
+def test_the_pages_are_those_of_the_records():
+    """`make docs` writes docs/experiments; whoever edits one by hand is found out."""
+    root = Path(__file__).resolve().parents[1]
+    for path, text in pages(root / "docs" / "experiments", root / "results" / "reproduce").items():
+        assert path.read_text() == text, path
+        for file in re.findall(r"!\[.*?\]\((.*?)\)", text):
+            assert (path.parent / file).stat().st_size > 1000, file
 
 
 def test_a_record_holds_the_finding(lab: Lab, tmp_path: Path):

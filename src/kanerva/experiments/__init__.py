@@ -6,7 +6,9 @@ from kanerva.errors import UserError
 from kanerva.experiments.lab import Experiment, Finding, Lab
 
 NAMES = {  # name of the experiment: its file; in the paper's order, then beyond
+    "allocator": "allocator",
     "spatial-transformer": "spatial_transformer",
+    "reconstructions": "reconstructions",
 }
 
 __all__ = ["NAMES", "Experiment", "Finding", "Lab", "experiment"]

@@ -130,9 +130,9 @@ class Lab:
         run = self.runs / f"{name}-{config.config_hash()[:8]}-s{config.seed}"
         if not self._finished(run, config):
             self.say(f"training {name}, seed {config.seed}, in {run}")
-            outcome = train(
-                config, run, resume=True, data_root=self.data_root, accelerator=self.device.type
-            )
+            where = {"data_root": self.data_root, "accelerator": self.device.type}
+            with torch.enable_grad():  # experiments look without
+                outcome = train(config, run, resume=True, **where)
             if outcome.reason != "finished":
                 raise UserError(f"stopped; the same command goes on with {run}")
         return load(str(run), device=self.device.type).eval()
