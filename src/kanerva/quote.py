@@ -36,7 +36,7 @@ def quoted(text: str, root: Path) -> str:
         if kind == "bench":
             body = "\n\n".join(speed(read_measurement(path)) for path in every)
         else:
-            records = [read_record(path) for path in every if path.parent.name != "bench"]
+            records = [read_record(path) for path in every if path.parent.name not in ("bench", "reproduce")]
             body = table(records[0]) if kind == "table" else TABLES[kind](records)
         return f"{opening}```text\n{body}\n```\n{closing}"
 
