@@ -19,6 +19,7 @@ from kanerva.evaluation.record import read_record
 from kanerva.evaluation.report import compare, keys, samples, sizes, table
 
 TABLES = {"compare": compare, "sizes": sizes, "keys": keys, "samples": samples}
+OTHERS = ("bench", "reproduce")  # folders of records that are not evaluations
 KINDS = "|".join(("table", "bench", *TABLES))
 BLOCK = re.compile(rf"(<!-- ({KINDS}): (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -36,7 +37,7 @@ def quoted(text: str, root: Path) -> str:
         if kind == "bench":
             body = "\n\n".join(speed(read_measurement(path)) for path in every)
         else:
-            records = [read_record(path) for path in every if path.parent.name not in ("bench", "reproduce")]
+            records = [read_record(path) for path in every if path.parent.name not in OTHERS]
             body = table(records[0]) if kind == "table" else TABLES[kind](records)
         return f"{opening}```text\n{body}\n```\n{closing}"
 
