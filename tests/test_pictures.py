@@ -2,8 +2,9 @@
 
 import numpy as np
 import torch
+from PIL import Image
 
-from kanerva.pictures import sheet, tile
+from kanerva.pictures import sheet, stacked, tile
 
 
 def test_a_tile_puts_each_image_in_its_place():
@@ -33,3 +34,10 @@ def test_a_long_label_is_not_cut_off():
     border = [picture[:5], picture[-5:], picture[:, :5], picture[:, -5:]]
     assert all((part == 255).all() for part in border)
     assert (picture[:, -60:] < 255).any()  # while the label does reach that far
+
+
+def test_pictures_are_stacked_whole():
+    wide, high = Image.new("RGB", (30, 4), (255, 0, 0)), Image.new("RGB", (10, 20), (0, 0, 255))
+    both = stacked([wide, high])
+    assert both.size == (30, 24)
+    assert both.getpixel((29, 3)) == (255, 0, 0) and both.getpixel((9, 23)) == (0, 0, 255)

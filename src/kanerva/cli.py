@@ -24,6 +24,7 @@ VERBS = {  # verb: (module under kanerva.commands, what it does)
     "evaluate": ("evaluate", "the bound, its terms and controls; writes evaluation.json"),
     "generate": ("show", "random-key and key-perturbed pictures"),
     "recall": ("show", "write images, read them back from noisy or partial cues"),
+    "denoise": ("show", "clean images by reading: three noises, ten steps, the error's curve"),
     "memory": ("show", "draw a memory, and what was written where it lies"),
     "compare": ("evaluate", "evaluation records side by side"),
     "reproduce": ("reproduce", "one table or figure of the paper, as record and picture"),

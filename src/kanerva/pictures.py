@@ -1,7 +1,10 @@
 """Grids of images as PNG, with the rows named."""
 
+import io
+
 import torch
 from jaxtyping import Float
+from matplotlib.figure import Figure
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
@@ -43,6 +46,23 @@ def sheet(parts: list[tuple[str, Pictures]], columns: int, scale: int = 2) -> Im
         canvas.paste(picture, (margin, top + line))
         top += picture.height + line + margin
     return canvas
+
+
+def stacked(pictures: list[Image.Image]) -> Image.Image:
+    """Pictures below one another."""
+    size = (max(p.width for p in pictures), sum(p.height for p in pictures))
+    canvas, top = Image.new("RGB", size, _PAPER), 0
+    for picture in pictures:
+        canvas.paste(picture, (0, top))
+        top += picture.height
+    return canvas
+
+
+def as_picture(figure: Figure, dpi: int = 110) -> Image.Image:
+    """A matplotlib figure as an image."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, dpi=dpi)
+    return Image.open(buffer).convert("RGB")
 
 
 def map_with_thumbnails(

@@ -1,9 +1,10 @@
-"""`kanerva generate` and `kanerva recall`: pictures from one episode's memory."""
+"""`kanerva generate`, `recall`, `denoise` and `memory`: pictures from one episode's memory."""
 
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from matplotlib.figure import Figure
 from PIL import Image
 
 from kanerva import data
@@ -11,11 +12,11 @@ from kanerva.commands.evaluate import own_episodes
 from kanerva.commands.options import Parser, at_least, device_of, root_of
 from kanerva.distributions import as_normal
 from kanerva.errors import UserError
-from kanerva.evaluation.noise import CUES, make_cue, observed
+from kanerva.evaluation.noise import CUES, NOISES, make_cue, observed
 from kanerva.memory.heap import Memory
 from kanerva.models import KanervaHeap, MemoryModel, load
 from kanerva.models.base import Images
-from kanerva.pictures import map_with_thumbnails, sheet
+from kanerva.pictures import as_picture, map_with_thumbnails, sheet, stacked
 from kanerva.seeding import stream
 
 
@@ -124,6 +125,49 @@ def recall(argv: list[str]) -> int:
     errors = [f"{name} {(p - images).square().mean():.4f}" for name, p in shown]
     print(f"mean squared pixel error against what was {asked}: {', '.join(errors)}")
     return 0
+
+
+@torch.no_grad()
+def denoise(argv: list[str]) -> int:
+    """Write clean images, read them back from cues with each of the paper's noises."""
+    parser = picture_parser("denoise", "Write clean images, then clean noisy ones by reading.")
+    parser.add_argument("--steps", type=int, default=10, help="of iterative reading")
+    options = parser.read(argv)
+    at_least(options, 1, "steps")
+    model = load(options["run"], device=device_of(options))
+    images = images_to_write(model, options)
+    noise = stream(options["seed"], "write", device=model.device)
+    memory = model.write(images, generator=noise)
+    steps, columns = options["steps"], min(len(images), 16)
+    parts, curves = [("written", images[:columns])], {}
+    for name in NOISES:
+        cue = make_cue(name, images, stream(options["seed"], "cue", name, device=model.device))
+        recalled = model.recall(memory, cue, steps=steps)
+        label = name.replace("_", " & ")
+        parts.append((f"{label}: the cue", cue[:columns]))
+        parts += [(f"{label}: step {n}", recalled[n - 1, :columns]) for n in sorted({1, steps})]
+        errors = [float((picture - images).square().mean()) for picture in (cue, *recalled)]
+        curves[label] = errors
+    curve = as_picture(error_curves(curves))
+    save_picture(stacked([sheet(parts, columns), curve]), options, "denoise.png")
+    for label, errors in curves.items():
+        later = ", ".join(f"step {n} {errors[n]:.4f}" for n in sorted({1, steps}))
+        print(f"{label}: mean squared pixel error, cue {errors[0]:.4f}, {later}")
+    return 0
+
+
+def error_curves(curves: dict[str, list[float]]) -> Figure:
+    """Pixel error against reading steps; step 0 is the cue."""
+    figure = Figure(figsize=(6.5, 3.2), layout="constrained")
+    axes = figure.subplots()
+    for label, errors in curves.items():
+        axes.plot(range(len(errors)), errors, "o-", markersize=4, label=label)
+    axes.set_xlabel("steps of reading (0: the cue)")
+    axes.set_ylabel("mean squared pixel error")
+    axes.set_ylim(bottom=0)
+    axes.grid(True, color="#eeeeee")
+    axes.legend(frameon=False)
+    return figure
 
 
 @torch.no_grad()

@@ -43,6 +43,7 @@ def lower_half_hidden(images: Images, generator: torch.Generator) -> Images:
     return torch.cat([images[..., :half, :], torch.zeros_like(images[..., half:, :])], dim=-2)
 
 
+NOISES = ("salt_pepper", "speckle", "poisson")  # §4.1
 CUES: dict[str, Cue] = {
     f.__name__: f for f in (salt_pepper, speckle, poisson, lower_half_hidden, clean)
 }

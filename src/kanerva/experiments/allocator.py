@@ -9,7 +9,7 @@ from kanerva.errors import UserError
 from kanerva.experiments.lab import Experiment, Finding, Lab, Pixels
 from kanerva.memory.heap import Memory
 from kanerva.models import KanervaHeap
-from kanerva.pictures import map_with_thumbnails
+from kanerva.pictures import map_with_thumbnails, stacked
 
 FREED = (3, 11, 20, 30)  # handles
 
@@ -134,16 +134,6 @@ def changed(model: KanervaHeap, before: Memory, after: Memory, handles: list[int
     keys = as_normal(places_of(after, handles))[None]
     was, now = (model.placer.read(memory.map[None], keys) for memory in (before, after))
     return float((was - now).abs().max())
-
-
-def stacked(frames: list[Image.Image]) -> Image.Image:
-    """Frames below one another."""
-    canvas = Image.new("RGB", (frames[0].width, sum(f.height for f in frames)), (255, 255, 255))
-    top = 0
-    for one in frames:
-        canvas.paste(one, (0, top))
-        top += one.height
-    return canvas
 
 
 EXPERIMENT = Experiment(
