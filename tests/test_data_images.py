@@ -1,5 +1,9 @@
 """Folders and files of pictures: written here in several formats, broken ones among them."""
 
+import os
+import subprocess
+import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +21,13 @@ SPLITS = ("train", "validation", "test")
 def picture(seed: int, height: int = 8, width: int = 8) -> Image.Image:
     pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
     return Image.fromarray(pixels)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("KANERVA_CACHE", str(folder))
+    return folder
 
 
 @pytest.fixture
@@ -161,3 +172,181 @@ def test_hidden_files_and_other_files_are_passed_over(tmp_path: Path):
 def test_two_channels_are_refused(folder: Path):
     with pytest.raises(UserError, match="channels=2"):
         load_folder(folder, "train", (8, 8), channels=2)
+
+
+# Limits
+
+
+def test_a_file_too_large_to_be_a_picture_is_refused_unopened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    for number in range(4):
+        picture(number).save(tmp_path / f"{number}.png")
+    with (tmp_path / "huge.png").open("wb") as file:
+        file.truncate(images.MAX_FILE + 1)  # takes no room on the disk
+    with pytest.raises(UserError, match=r"huge\.png: 256000001 bytes is too large a file"):
+        load_images([tmp_path / "huge.png"], (3, 8, 8))
+    with pytest.warns(UserWarning, match=r"skipped 1 of 5 files, such as huge\.png: 256000001 by"):
+        load_folder(tmp_path, "train", (8, 8))
+
+
+def test_bombs_in_a_folder_are_counted_among_the_skipped(folder: Path):
+    Image.new("1", (10_000, 10_000)).save(folder / "0bomb.png", compress_level=1)
+    Image.new("1", (20_000, 10_000)).save(folder / "1bomb.png", compress_level=1)
+    with pytest.warns(UserWarning, match=r"skipped 2 of 62 files, such as 0bomb\.png: 10000 x 100"):
+        load_folder(folder, "train", (8, 8))
+    with pytest.raises(UserError, match=r"1bomb\.png: too many pixels"):
+        load_images([folder / "1bomb.png"], (1, 8, 8), resize=True)
+
+
+def test_more_pixels_than_any_set_needs_are_refused_before_decoding(folder: Path):
+    side = 40_000
+    with pytest.raises(UserError) as error:
+        load_folder(folder, "train", (side, side))
+    assert str(error.value) == (
+        f"{folder}: 60 images of 3 x 40000 x 40000 are 288.0 GB, more than 32.0: "
+        "use fewer or smaller ones"
+    )
+    with pytest.raises(UserError, match=r"60 images of 3 x 40000 x 40000 are 288\.0 GB"):
+        load_images([folder], (3, side, side), resize=True)
+
+
+def test_a_file_is_what_its_bytes_are_and_only_in_known_formats(tmp_path: Path):
+    """Pillow hands PostScript to Ghostscript, whatever the file is called."""
+    picture(0).save(tmp_path / "a.png", "EPS")
+    with pytest.raises(UserError, match=r"a\.png: not an image"):
+        load_images([tmp_path / "a.png"], (3, 8, 8))
+    picture(0).save(tmp_path / "b.jpg", "PNG")
+    assert len(load_images([tmp_path / "b.jpg"], (3, 8, 8))) == 1
+
+
+def test_pipes_and_broken_links_are_passed_over(folder: Path):
+    os.mkfifo(folder / "pipe.png")
+    (folder / "link.png").symlink_to(folder / "nothing.png")
+    (folder / "folder.png").mkdir()
+    assert sum(len(load_folder(folder, split, (8, 8))) for split in SPLITS) == 60
+
+
+@pytest.mark.parametrize("suffix", ["png", "jpg", "gif", "webp", "tiff", "bmp", "ppm"])
+def test_every_cut_and_many_flips_of_a_file_are_errors_or_pictures(tmp_path: Path, suffix: str):
+    """Nothing but one line may come of a broken file."""
+    path = tmp_path / f"a.{suffix}"
+    picture(0, 16, 16).save(path)
+    raw = path.read_bytes()
+    random = np.random.default_rng(0)
+    broken = [raw[:end] for end in range(0, len(raw), max(1, len(raw) // 40))]
+    for _ in range(60):
+        flipped = bytearray(raw)
+        for place in random.integers(0, min(len(raw), 120), 3):
+            flipped[place] = random.integers(256)
+        broken.append(bytes(flipped))
+    refused = 0
+    for content in broken:
+        path.write_bytes(content)
+        try:
+            assert load_images([path], (3, 8, 8), resize=True).shape == (1, 3, 8, 8)
+        except UserError as error:
+            assert "\n" not in str(error)
+            refused += 1
+    assert refused > 20
+
+
+# Packed folders
+
+
+@pytest.fixture
+def large(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of sixty, treated as a large one."""
+    monkeypatch.setattr(images, "SMALL_FOLDER", 10)
+    monkeypatch.setattr(images, "PACKED_FROM", 0)
+    return folder
+
+
+def test_a_packed_folder_holds_the_same_images(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, cache: Path
+):
+    plain = [load_folder(folder, split, (8, 8)).fingerprint() for split in SPLITS]
+    assert not (cache / "built").exists()  # a small one is read each time
+    monkeypatch.setattr(images, "SMALL_FOLDER", 10)
+    monkeypatch.setattr(images, "PACKED_FROM", 0)
+    assert plain == [load_folder(folder, split, (8, 8)).fingerprint() for split in SPLITS]
+    assert len(list((cache / "built").glob("images-*/images.npy"))) == 3
+    monkeypatch.setattr(images, "open_picture", None)  # a second time nothing is decoded
+    assert plain == [load_folder(folder, split, (8, 8)).fingerprint() for split in SPLITS]
+
+
+def test_size_channels_and_changed_files_are_packed_anew(large: Path):
+    first = load_folder(large, "train", (8, 8))
+    assert load_folder(large, "train", (4, 8)).image_shape == (3, 4, 8)
+    assert load_folder(large, "train", (8, 8), channels=1).image_shape == (1, 8, 8)
+    named = dict(images.image_files(large))
+    picture(500).save(next(named[name] for name in named if images.split_of(name) == "train"))
+    again = load_folder(large, "train", (8, 8))
+    assert (again.images != first.images).flatten(1).any(1).sum() == 1
+
+
+def test_what_a_packed_folder_skipped_is_said_each_time(large: Path):
+    name = next(n for n in map(str, range(100)) if images.split_of(f"{n}.png") == "test")
+    (large / f"{name}.png").write_bytes(b"no")
+    for _ in range(2):
+        with pytest.warns(UserWarning, match=rf"skipped 1 of \d+ files, such as {name}\.png"):
+            load_folder(large, "test", (8, 8))
+    for _, path in images.image_files(large):
+        path.write_bytes(b"no")
+    with pytest.raises(UserError, match=r"(\d+) of \1 files cannot be read"):
+        load_folder(large, "train", (8, 8))
+
+
+def test_an_interrupted_packing_leaves_nothing_and_is_begun_again(
+    large: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+):
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(images.Packing, "finish", interrupt)
+        load_folder(large, "train", (8, 8))
+    assert not list((cache / "built").glob("*images*/*"))
+    (draft,) = (lock.with_suffix(".tmp") for lock in (cache / "built").glob(".*.lock"))
+    draft.mkdir()
+    (draft / "images.npy").write_bytes(b"half")  # as a kill would leave it
+    assert len(load_folder(large, "train", (8, 8))) > 35 and not draft.exists()
+
+
+def interrupt(_: object) -> None:
+    raise KeyboardInterrupt
+
+
+TOGETHER = """
+import sys, time
+from pathlib import Path
+from kanerva.data import images
+
+images.SMALL_FOLDER, images.PACKED_FROM = 10, 0
+plain, decoded = images.open_picture, []
+
+def slow(path, channels):
+    decoded.append(path)
+    time.sleep(0.01)
+    return plain(path, channels)
+
+images.open_picture = slow
+while not Path(sys.argv[2]).exists():
+    time.sleep(0.01)
+print(images.load_folder(Path(sys.argv[1]), "train", (8, 8)).fingerprint(), len(decoded))
+"""
+
+
+def test_of_two_processes_one_packs_and_the_other_waits(folder: Path, tmp_path: Path):
+    command = [sys.executable, "-c", TOGETHER, str(folder), str(tmp_path / "go")]
+    both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    (tmp_path / "go").touch()
+    said = sorted(process.communicate()[0].split() for process in both)
+    assert [process.returncode for process in both] == [0, 0]
+    assert said[0][0] == said[1][0] == load_folder(folder, "train", (8, 8)).fingerprint()
+    counts = sorted(int(count) for _, count in said)
+    assert counts[0] == 0 and counts[1] > 35
+
+
+def test_reading_leaves_the_filters_of_warnings_as_they_were(folder: Path):
+    before = list(warnings.filters)
+    load_folder(folder, "train", (8, 8))
+    load_images([folder], (3, 8, 8))
+    assert list(warnings.filters) == before

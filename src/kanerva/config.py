@@ -223,9 +223,17 @@ class ModelConfig:
 class DataConfig:
     """Which images, and how grey pixels become bits: named beside every figure."""
 
-    set: Literal["glyphs", "mnist", "omniglot", "fashion_mnist", "cifar10", "images"] = "glyphs"
+    set: Literal[
+        "glyphs", "mnist", "omniglot", "fashion_mnist", "cifar10", "mazes",
+        "celeba", "imagenet32", "imagenet64", "images",
+    ] = "glyphs"  # fmt: skip
     binarization: Literal["sample", "threshold", "dither", "none"] = "sample"
     folder: str | None = None  # for set = images: the folder of image files
+    crop: int | None = None  # for set = celeba: side of the centred square taken; None: all of it
+
+    def __post_init__(self) -> None:
+        if self.crop is not None:
+            _positive(self, "crop")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -296,6 +304,8 @@ class RunConfig(ModelConfig):
         for name in ("seed", "log_every", "preset", "variant", "step", "strategy"):
             del content[name]
         del content["data"]["folder"]
+        if self.data.crop is None:
+            del content["data"]["crop"]  # as it was before there was one
         if self.model not in ROWED:
             del content["rows"]  # says nothing of this model
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]

@@ -75,12 +75,42 @@ def cifar10() -> RunConfig:
     )
 
 
+def mazes() -> RunConfig:
+    """Frames along walks through mazes, 8 bit colour at 64x64. Not the paper's DMLab: no figure."""
+    data = DataConfig(set="mazes", binarization="none")
+    return replace(cifar10(), preset="mazes", data=data, image=(3, 64, 64))
+
+
+def celeba() -> RunConfig:
+    """CelebA at 64x64, whole pictures unless `--data.crop`. The paper shows it without a figure."""
+    return RunConfig(
+        preset="celeba",
+        data=DataConfig(set="celeba", binarization="none"),
+        image=(3, 64, 64),
+        likelihood=MIXTURE,
+    )
+
+
+def imagenet32() -> RunConfig:
+    """Downsampled ImageNet, 8 bit colour at 32x32. The paper shows it without a figure."""
+    data = DataConfig(set="imagenet32", binarization="none")
+    return replace(cifar10(), preset="imagenet32", data=data)
+
+
+def imagenet64() -> RunConfig:
+    """Downsampled ImageNet, 8 bit colour at 64x64. The paper shows it without a figure."""
+    data = DataConfig(set="imagenet64", binarization="none")
+    return replace(celeba(), preset="imagenet64", data=data)
+
+
 def images() -> RunConfig:
     """Any folder of images (`--data.folder`), 8 bit colour at 32x32 unless `--image` says else."""
     return replace(cifar10(), preset="images", data=DataConfig(set="images", binarization="none"))
 
 
-PRESETS = {f.__name__: f for f in (glyphs, mnist, omniglot, fashion_mnist, cifar10, images)}
+_SMALL = (glyphs, mnist, omniglot, fashion_mnist, cifar10)
+_LARGE = (mazes, celeba, imagenet32, imagenet64, images)
+PRESETS = {f.__name__: f for f in (*_SMALL, *_LARGE)}
 
 
 # kpp, ours: two settings of one model

@@ -31,9 +31,11 @@ def load_split(config: RunConfig, split: str, root: Path | None) -> data.ImageSe
             raise UserError("the images set needs --data.folder: a folder of image files")
         channels, height, width = config.image
         folder = Path(config.data.folder)
-        images = data.load("images", split, None, folder, (height, width), channels)
+        images = data.load(
+            "images", split, None, folder, (height, width), channels, config.data.crop
+        )
     else:
-        images = data.load(config.data.set, split, root)
+        images = data.load(config.data.set, split, root, crop=config.data.crop)
     if images.image_shape != config.image:
         raise UserError(
             f"{config.data.set} images are {images.image_shape}, but the model is configured for "

@@ -7,11 +7,14 @@ from pathlib import Path
 
 from kanerva.data.binarize import Binarization
 from kanerva.data.cache import cache_dir
+from kanerva.data.celeba import find_celeba, load_celeba
 from kanerva.data.cifar import find_cifar10, load_cifar10
 from kanerva.data.glyphs import load_glyphs
 from kanerva.data.idx import find_idx, load_idx_set
 from kanerva.data.image_set import ImageSet
+from kanerva.data.imagenet import SIZES, find_imagenet, load_imagenet
 from kanerva.data.images import load_folder
+from kanerva.data.mazes import fetch_mazes, find_arrays, find_mazes, load_mazes
 from kanerva.data.omniglot import find_omniglot, load_omniglot
 from kanerva.errors import UserError
 
@@ -36,6 +39,7 @@ class DatasetInfo:
     image_shape: tuple[int, int, int]
     binarization: Binarization
     files: tuple[RemoteFile, ...] = ()
+    by_hand: str = ""  # which files to put into its folder, where none can be fetched
 
 
 def _published(base: str, md5s: dict[str, str]) -> tuple[RemoteFile, ...]:
@@ -84,6 +88,30 @@ _ALL = (
     ),
     DatasetInfo("fashion_mnist", "grey clothes (Xiao et al. 2017)", _GREY, "none", _FASHION_MNIST),
     DatasetInfo("cifar10", "small colour photographs (Krizhevsky 2009)", _COLOUR, "none", _CIFAR10),
+    DatasetInfo(
+        "mazes",
+        "walks in DeepMind Lab's mazes and textures, drawn by MuJoCo: not DeepMind Lab itself",
+        _PHOTOGRAPH,
+        "none",
+    ),
+    DatasetInfo(
+        "celeba",
+        "faces at 64 x 64 (Liu et al. 2015)",
+        _PHOTOGRAPH,
+        "none",
+        by_hand="img_align_celeba/ and list_eval_partition.txt from mmlab.ie.cuhk.edu.hk",
+    ),
+    *(
+        DatasetInfo(
+            name,
+            f"ImageNet at {size} x {size} (Chrabaszcz et al. 2017)",
+            (3, size, size),
+            "none",
+            by_hand="train_data_batch_*.npz and val_data.npz from image-net.org, or train/ and "
+            "val/ of images",
+        )
+        for name, size in SIZES.items()
+    ),
     DatasetInfo("images", "any folder of images of your own", _PHOTOGRAPH, "none"),
 )
 DATASETS: dict[str, DatasetInfo] = {known.name: known for known in _ALL}
@@ -111,11 +139,15 @@ def load(
     folder: Path | None = None,
     size: tuple[int, int] | None = None,
     channels: int | None = None,
+    crop: int | None = None,
 ) -> ImageSet:
-    """One split of a set: train, validation or test. Folder, size, channels are for `images`."""
+    """One split of a set: train, validation or test. Folder, size and channels are for `images`,
+    crop is for `celeba`."""
     _, height, width = info(name).image_shape
     if split not in SPLITS:
         raise UserError(f"unknown split {split!r}: choose one of {', '.join(SPLITS)}")
+    if crop is not None and name != "celeba":
+        raise UserError(f"crop={crop} is for the data set celeba, not for {name}")
     if name == "images":
         if folder is None:
             raise UserError("images needs a folder of images: say which")
@@ -128,15 +160,23 @@ def load(
     if name == "glyphs":
         return load_glyphs(split)
     place = data_root(root)
+    if name == "mazes":
+        return load_mazes(split, place / name)
     if name == "omniglot":
         found = load_omniglot(split, place / name)
     elif name == "cifar10":
         found = load_cifar10(split, place)
+    elif name == "celeba":
+        found = load_celeba(split, place / name, crop)
+    elif name in SIZES:
+        found = load_imagenet(name, split, place / name)
     else:
         found = load_idx_set(name, split, place / name)
     if found is None:
+        by_hand = DATASETS[name].by_hand
+        remedy = f"put {by_hand} into {name}/" if by_hand else f"run `kanerva data fetch {name}`"
         raise UserError(
-            f"{name} not found in {place}: run `kanerva data fetch {name}`, or point --data-root "
+            f"{name} not found in {place}: {remedy}, or point --data-root "
             f"or $KANERVA_DATA at a folder that holds {name}/"
         )
     return found
@@ -149,21 +189,31 @@ def is_present(name: str, root: Path | None = None) -> bool:
         return find_omniglot(place / name, "evaluation") is not None
     if name == "cifar10":
         return find_cifar10(place) is not None
+    if name == "mazes":
+        return find_mazes(place / name) is not None or bool(find_arrays(place / name))
+    if name == "celeba":
+        return find_celeba(place / name) is not None
+    if name in SIZES:
+        return find_imagenet(name, "val", place / name) is not None
     return name == "glyphs" or find_idx(place / name, "t10k", "images") is not None
 
 
 def fetch(name: str, root: Path | None = None) -> list[Path]:
     """Put the files of a set into `<root>/<name>/`; those already there and right are left alone.
 
-    `glyphs` are drawn, not downloaded: this draws them now instead of on first use.
+    `glyphs` and `mazes` are drawn, not downloaded: this draws them now instead of on first use.
     """
     known = info(name)
     if name == "glyphs":
         load("glyphs", "train")
         return []
+    folder = data_root(root) / name
+    if name == "mazes":
+        return [fetch_mazes(folder)]
+    if known.by_hand:
+        raise UserError(f"{name} cannot be fetched: put {known.by_hand} into {folder}/")
     if not known.files:
         raise UserError(f"{name} cannot be fetched: it is {known.description}")
-    folder = data_root(root) / name
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

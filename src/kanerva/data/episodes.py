@@ -1,7 +1,7 @@
 """Episodes: the T images that are written into one memory together.
 
 Training draws episodes and pixels afresh each epoch; evaluation has one fixed draw of both, the
-same for every run and model.
+same for every run and model. Where a set has groups (paths), an episode is a run of neighbours.
 """
 
 from dataclasses import dataclass
@@ -14,9 +14,11 @@ from kanerva.data.binarize import Binarization, binarize, to_float
 from kanerva.data.image_set import ImageSet, pixel_hash
 from kanerva.errors import UserError
 from kanerva.seeding import stream
-from kanerva.shapes import Counted, Episode, Pixels
+from kanerva.shapes import Counted, Episode, Labels, Pixels
 
-Order = Int[Tensor, "N"]  # positions in the image set
+Order = Int[Tensor, "n"]  # positions in the image set
+Runs = Int[Tensor, "n T"]  # the same, of whole episodes
+Numbers = Int[Tensor, "total"]
 
 
 class TrainingEpisodes:
@@ -25,7 +27,8 @@ class TrainingEpisodes:
     An epoch is one shuffle of the set and one draw of its pixels; the images that do not fill a
     last batch wait for the next shuffle. `batch` counts the episodes of all processes together:
     each gets its own run of them. The order is the same on every device, sampled pixels are the
-    same on every device of a kind.
+    same on every device of a kind. Along paths, an epoch cuts each into as many episodes as fit,
+    from a random start, and shuffles those.
 
     The set lives on the device, where it fits: a batch is then a list of positions, and nothing
     but that list ever travels.
@@ -50,7 +53,7 @@ class TrainingEpisodes:
         self.batch = batch
         self.seed = seed
         self.binarization: Binarization = binarization
-        self.steps_per_epoch = len(image_set) // (episode_length * batch)
+        self.steps_per_epoch = _holds(image_set, episode_length) // batch
         self._share = slice(rank * batch // world_size, (rank + 1) * batch // world_size)
         self._device = torch.device(device)
         self._grey = image_set.images.to(home(image_set.images, self._device))
@@ -74,7 +77,11 @@ class TrainingEpisodes:
             self._epoch = None  # let the last one go before the next takes its room
             device = self._grey.device
             shuffle = stream(self.seed, "order", epoch)  # on the CPU: the same on every device
-            order = torch.randperm(len(self.image_set), generator=shuffle).to(device)
+            if self.image_set.groups is None:
+                order = torch.randperm(len(self.image_set), generator=shuffle).to(device)
+            else:
+                order = cut_paths(self.image_set.groups, self.episode_length, shuffle)
+                order = order.flatten().to(device)
             pixels = self._grey
             if self.binarization == "sample":
                 draws = stream(self.seed, "binarize", epoch, device=device)
@@ -106,7 +113,8 @@ class FixedEpisodes:
     """The episodes that a split is scored on, the same for every run.
 
     One permutation and one draw of pixels, from the names of set and split alone; disjoint episodes
-    of T. The last is filled by wrapping round, and what fills it is not counted.
+    of T. The last is filled by wrapping round, and what fills it is not counted. Along paths it is
+    the last of each path, and what fills it are the frames before it.
     """
 
     def __init__(
@@ -124,10 +132,19 @@ class FixedEpisodes:
         name, split, size = image_set.name, image_set.split, len(image_set)
         draws = stream("binarize", name, split)  # on the CPU: the same pixels everywhere
         self._pixels = binarize(image_set.images, binarization, draws).to(device)
-        order = torch.randperm(size, generator=stream("episodes", name, split))
-        places = torch.arange(-(-size // episode_length) * episode_length)
-        self.indices = order[places % size].view(-1, episode_length).to(device)
-        self.counted: Counted = (places < size).view(-1, episode_length).to(device)
+        shuffle = stream("episodes", name, split)
+        if image_set.groups is None:
+            order = torch.randperm(size, generator=shuffle)
+            places = torch.arange(-(-size // episode_length) * episode_length)
+            indices = order[places % size].view(-1, episode_length)
+            counted = (places < size).view(-1, episode_length)
+        else:
+            _check_paths(image_set.groups, episode_length, image_set)
+            indices, counted = cover_paths(image_set.groups, episode_length)
+            order = torch.randperm(len(indices), generator=shuffle)
+            indices, counted = indices[order], counted[order]
+        self.indices = indices.to(device)
+        self.counted: Counted = counted.to(device)
 
     def __len__(self) -> int:
         return self.indices.shape[0]
@@ -141,7 +158,60 @@ class FixedEpisodes:
     def fingerprint(self, limit: int | None = None) -> str:
         """SHA-256 of the pixels that are scored, in order, whatever T; of the first episodes."""
         scored = self.indices[:limit][self.counted[:limit]]
+        if self.image_set.groups is not None:
+            scored = scored.sort().values  # there the order depends on T
         return pixel_hash(self._pixels[scored])
+
+
+def cut_paths(groups: Labels, length: int, shuffle: torch.Generator) -> Runs:
+    """Disjoint runs of neighbours: as many as each path holds, from a random start, shuffled."""
+    starts, sizes = _paths(groups)
+    fit = sizes // length
+    spare = sizes - fit * length
+    drawn = torch.rand(len(sizes), generator=shuffle, dtype=torch.float64)
+    starts = starts + (drawn * (spare + 1)).long()
+    first = starts.repeat_interleave(fit) + length * _counting(fit)
+    runs = first[:, None] + torch.arange(length)
+    return runs[torch.randperm(len(runs), generator=shuffle)]
+
+
+def cover_paths(groups: Labels, length: int) -> tuple[Runs, Counted]:
+    """Runs of neighbours that count every frame once, path by path; a path's last run ends with it
+    and begins with frames that counted before."""
+    starts, sizes = _paths(groups)
+    needed = -(-sizes // length)
+    new = starts.repeat_interleave(needed) + length * _counting(needed)  # the first to be counted
+    last = (starts + sizes - length).repeat_interleave(needed)
+    runs = torch.minimum(new, last)[:, None] + torch.arange(length)
+    return runs, runs >= new[:, None]
+
+
+def _paths(groups: Labels) -> tuple[Order, Order]:
+    """Where each path starts in the set, and how many frames it has."""
+    sizes = torch.unique_consecutive(groups.cpu(), return_counts=True)[1]
+    return sizes.cumsum(0) - sizes, sizes
+
+
+def _counting(counts: Order) -> Numbers:
+    """0, 1, ... for each count in turn: [2, 3] gives [0, 1, 0, 1, 2]."""
+    before = (counts.cumsum(0) - counts).repeat_interleave(counts)
+    return torch.arange(len(before)) - before
+
+
+def _holds(image_set: ImageSet, length: int) -> int:
+    """How many disjoint episodes a set holds."""
+    if image_set.groups is None:
+        return len(image_set) // length
+    return int((_paths(image_set.groups)[1] // length).sum())
+
+
+def _check_paths(groups: Labels, episode_length: int, image_set: ImageSet) -> None:
+    shortest = int(_paths(groups)[1].min())
+    if episode_length > shortest:
+        raise UserError(
+            f"episode_length={episode_length} is longer than a path of {image_set.name} "
+            f"{image_set.split}: {shortest} frames"
+        )
 
 
 def _check_length(episode_length: int, image_set: ImageSet) -> None:
@@ -162,6 +232,12 @@ def _check_batch(batch: int, length: int, image_set: ImageSet, rank: int, world_
             f"batch={batch} episodes of {length} are {batch * length} images, and "
             f"{image_set.name} {image_set.split} holds {len(image_set)}: "
             f"use batch {len(image_set) // length} or less"
+        )
+    holds = _holds(image_set, length)
+    if batch > holds:  # fewer than by the count: an episode does not cross from path to path
+        raise UserError(
+            f"batch={batch} episodes of {length} neighbouring frames, and the paths of "
+            f"{image_set.name} {image_set.split} hold {holds}: lower batch or episode_length"
         )
     if not 0 <= rank < world_size:
         raise UserError(f"rank={rank} of world_size={world_size}: use 0 to {world_size - 1}")

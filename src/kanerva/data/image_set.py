@@ -11,12 +11,15 @@ class ImageSet:
     """The images of one split, before any binarization. Ink is 255 and paper 0 where that applies.
 
     Labels say what an image shows (a digit, a character, a code point); no model is given them.
+    Groups are for frames: the path each is from. A path's frames are adjacent and in order, and
+    episodes are then runs of neighbours from one path instead of images from anywhere.
     """
 
     name: str
     split: str
     images: Pixels
     labels: Labels | None = None
+    groups: Labels | None = None
 
     def __len__(self) -> int:
         return self.images.shape[0]

@@ -1,0 +1,126 @@
+"""CelebA (Liu et al. 2015): 202,599 faces, aligned, 178 x 218, in the split of its publishers.
+
+Read from `img_align_celeba/000001.jpg` and so on, beside `list_eval_partition.txt`, or both where
+the publishers' folders have them, in `Img/` and `Eval/`.
+"""
+
+import os
+import re
+import warnings
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from kanerva.data.image_set import ImageSet
+from kanerva.data.images import (
+    Packing,
+    Unreadable,
+    channels_first,
+    check_size,
+    open_picture,
+    packed,
+    read_files,
+    state_of,
+)
+from kanerva.errors import UserError
+
+SHAPE = (3, 64, 64)
+IMAGES, PARTITION = "img_align_celeba", "list_eval_partition.txt"
+SPLITS = {"0": "train", "1": "validation", "2": "test"}  # as numbered in the partition file
+LINE = re.compile(r"(\w[\w.-]*)\s+([012])")  # a plain file name: none that leads elsewhere
+
+
+def find_celeba(folder: Path) -> tuple[Path, Path] | None:
+    """The folder of images and the partition file, or None where one of the two is not there."""
+    for images, partition in ((IMAGES, PARTITION), (f"Img/{IMAGES}", f"Eval/{PARTITION}")):
+        if (folder / images).is_dir() and (folder / partition).is_file():
+            return folder / images, folder / partition
+    return None
+
+
+def load_celeba(split: str, folder: Path, crop: int | None = None) -> ImageSet | None:
+    """One split at 64 x 64, or None where the set is not there. Files left out are counted.
+
+    The whole picture, not quite square, is made square: Pillow's Lanczos, which averages as it
+    shrinks. With `crop` only a square of that side about the centre is taken; 148 is usual.
+    """
+    source = find_celeba(folder)
+    if source is None:
+        return None
+    images, partition = source
+    named = [name for name, its_split in read_partition(partition) if its_split == split]
+    if not named:
+        raise UserError(f"{partition}: names no {split} images")
+    there = {entry.name: entry for entry in os.scandir(images) if entry.is_file()}
+    present = [there[name] for name in named if name in there]
+    missing = [name for name in named if name not in there]
+    if not present:
+        raise UserError(f"{images}: holds none of the {len(named)} {split} images")
+    check_size(images, len(present), SHAPE)
+
+    def read(path: Path) -> np.ndarray:
+        return face(path, crop)
+
+    def fill(packing: Packing) -> None:
+        problems: dict[str, str] = {}
+        files = [(entry.name, Path(entry.path)) for entry in present]
+        for _, pixels in read_files(files, read, f"celeba {split}", problems):
+            packing.add(pixels[None])
+        packing.note = _left_out(images, split, len(named), missing, problems)
+
+    state = state_of([partition, *present])
+    key = f"{images.resolve()} {partition.resolve()} {state} {len(missing)} {split} crop={crop}"
+    found = packed(f"celeba-{split}", key, len(present), SHAPE, fill)
+    if found.note:
+        warnings.warn(found.note, stacklevel=2)
+    return ImageSet("celeba", split, torch.from_numpy(found.images))
+
+
+def read_partition(path: Path) -> list[tuple[str, str]]:
+    """Each image's name and split, in the order of the file: `000001.jpg 0`."""
+    try:
+        lines = path.read_text(encoding="ascii").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: not a list of images and splits ({error})") from error
+    found: list[tuple[str, str]] = []
+    for number, line in enumerate(lines, start=1):
+        match = LINE.fullmatch(line.strip())
+        if match:
+            found.append((match[1], SPLITS[match[2]]))
+        elif line.strip():
+            raise UserError(
+                f"{path}: line {number} is {line.strip()[:40]!r}, not as in '000001.jpg 0' (0 "
+                "train, 1 validation, 2 test)"
+            )
+    return found
+
+
+def face(path: Path, crop: int | None) -> np.ndarray:
+    """3 x 64 x 64 bytes of one file."""
+    from PIL import Image
+
+    picture = open_picture(path, channels=3)
+    if crop is not None:
+        if crop > min(picture.size):
+            raise Unreadable(f"{picture.width} x {picture.height} is too small for crop={crop}")
+        left, top = (picture.width - crop) // 2, (picture.height - crop) // 2
+        picture = picture.crop((left, top, left + crop, top + crop))
+    _, height, width = SHAPE
+    return channels_first(picture.resize((width, height), Image.Resampling.LANCZOS))
+
+
+def _left_out(
+    images: Path, split: str, count: int, missing: list[str], problems: dict[str, str]
+) -> str:
+    """How many images of a split are missing or broken, in a line; an error if all are."""
+    parts: list[str] = []
+    if missing:
+        parts.append(f"{len(missing)} are missing, such as {missing[0]}")
+    if problems:
+        first = next(f"{name}: {problem}" for name, problem in problems.items())
+        parts.append(f"{len(problems)} cannot be read, such as {first}")
+    what = f"{images}: of {count} {split} images {'; '.join(parts)}"
+    if len(missing) + len(problems) == count:
+        raise UserError(what)
+    return what if parts else ""
