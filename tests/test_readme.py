@@ -67,7 +67,10 @@ def test_every_make_target_named_exists():
 REPORTS = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "benchmarks").glob("*.md"))
 
 
-@pytest.mark.parametrize("name", ["README.md", "RESULTS.md", "docs/memory.md", "docs/paper_map.md", *REPORTS])
+QUOTING = ("README.md", "RESULTS.md", "docs/memory.md", "docs/paper_map.md", *REPORTS)
+
+
+@pytest.mark.parametrize("name", QUOTING)
 def test_figures_are_those_of_the_records(name: str):
     text = (ROOT / name).read_text()
     assert "<!-- end -->" in text and quoted(text, (ROOT / name).parent) == text

@@ -77,9 +77,13 @@ def without_places(argv: list[str], name: str) -> list[str]:
 
 def listing() -> str:
     """What there is, where it stands in the paper, and what it costs."""
-    lines = [f"{'NAME':<20}{'paper':<15}{'--quick':<27}{'full':<34}shows"]
+    rows = [("NAME", "paper", "--quick", "full", "on", "shows")]
     for name in NAMES:
         found = experiment(name)
-        full = f"{found.full} ({', '.join(found.presets)})"
-        lines.append(f"{name:<20}{found.paper:<15}{found.quick:<27}{full:<34}{found.shows}")
-    return "\n".join(lines)
+        on = ", ".join(found.presets)
+        rows.append((name, found.paper, found.quick, found.full, on, found.shows))
+    widths = [max(len(row[column]) for row in rows) + 2 for column in range(len(rows[0]) - 1)]
+    return "\n".join(
+        "".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=False)) + row[-1]
+        for row in rows
+    )

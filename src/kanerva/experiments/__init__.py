@@ -6,9 +6,22 @@ from kanerva.errors import UserError
 from kanerva.experiments.lab import Experiment, Finding, Lab
 
 NAMES = {  # name of the experiment: its file; in the paper's order, then beyond
+    "table1": "table1",
     "allocator": "allocator",
+    "iterative": "iterative",
+    "denoise": "denoise",
     "spatial-transformer": "spatial_transformer",
+    "perturb": "perturb",
+    "random-keys": "random_keys",
+    "vae-vs-kpp": "vae_vs_kpp",
     "reconstructions": "reconstructions",
+    "recall": "recall",
+    "memory-useful": "memory_useful",
+    "episode-length": "episode_length",
+    "read-steps": "read_steps",
+    "temporal-shift": "temporal_shift",
+    "few-shot": "few_shot",
+    "walk": "walk",
 }
 
 __all__ = ["NAMES", "Experiment", "Finding", "Lab", "experiment"]

@@ -77,6 +77,8 @@ class Lab:
         self.quick, self.preset, self.seed, self.steps = quick, preset, seed, steps
         self.runs, self.device, self.data_root = runs, torch.device(device), data_root
         self._sets: dict[str, ImageSet] = {}
+        self.found: set[str] = set()  # runs that were trained before
+        self._trained: set[str] = set()
 
     def pick(self, quick: Any, full: Any) -> Any:
         """One value or the other, by version."""
@@ -135,6 +137,9 @@ class Lab:
                 outcome = train(config, run, resume=True, **where)
             if outcome.reason != "finished":
                 raise UserError(f"stopped; the same command goes on with {run}")
+            self._trained.add(run.name)
+        elif run.name not in self._trained:
+            self.found.add(run.name)
         return load(str(run), device=self.device.type).eval()
 
     @staticmethod
@@ -191,6 +196,7 @@ def perform(experiment: Experiment, lab: Lab, out: Path, command: str) -> dict[s
         "verdict": finding.verdict,
         "pictures": files,
         "wall_s": round(time.monotonic() - began, 1),
+        "models_found": len(lab.found),
         "commit": commit(),
         "versions": versions(),
         "device": device_name(lab.device),

@@ -1,6 +1,6 @@
 """A page for each experiment, written from its records: claim, command, picture, figures, verdict.
 
-    python -m kanerva.experiments.page docs/experiments results/reproduce
+python -m kanerva.experiments.page docs/experiments results/reproduce
 """
 
 import json
@@ -35,7 +35,8 @@ def page(name: str, records: list[dict[str, Any]], pictures: str) -> str:
         images = [f"![{name}]({pictures}/{file})" for file in record["pictures"]]
         parts += [
             f"## {version}, {record['preset']}",
-            f"`{record['command']}`: {record['wall_s']:.0f} s on {record['device']}",
+            f"`{record['command']}`: {record['wall_s']:.0f} s on {record['device']}"
+            + (f", {found} models already trained" if (found := record["models_found"]) else ""),
             *images,
             "```text\n" + "\n".join(record["lines"]) + "\n```",
             f"**Verdict.** {record['verdict']}",

@@ -1,0 +1,352 @@
+"""Perturbed and random keys, samples beside a VAE's, and walks over keys: measures and verdicts."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from kanerva.distributions import as_normal
+from kanerva.experiments import Lab, experiment, perturb, random_keys, vae_vs_kpp, walk
+from kanerva.experiments.lab import Finding, save_pictures
+from kanerva.experiments.perturb import apart, blurred, rms, scene, sharpness, summary, trained
+from kanerva.models import KanervaHeap
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where models of a few steps are kept for all tests of this file."""
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def lab(runs: Path) -> Lab:
+    return Lab(quick=True, runs=runs, steps=2)
+
+
+def noise(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def check(finding: Finding, tmp_path: Path) -> None:
+    """What holds for every finding: plain JSON, lines that fit, pictures that can be written."""
+    assert json.loads(json.dumps(finding.figures)) == finding.figures
+    assert max(map(len, finding.lines)) <= 110 and finding.verdict.endswith(".")
+    assert len(save_pictures(finding, tmp_path, "x")) == len(finding.pictures) + len(finding.films)
+
+
+# Measures
+
+
+def test_distances_are_root_mean_squares():
+    some, others = torch.rand(3, 2, 5, 4, generator=noise()), torch.rand(4, 2, 5, 4)
+    found = rms(some, others)
+    for i in range(3):
+        for j in range(4):
+            expected = (some[i] - others[j]).square().mean().sqrt()
+            torch.testing.assert_close(found[i, j], expected)
+    assert torch.equal(rms(some, some).diagonal(), torch.zeros(3))
+    pairs = [rms(some, some)[i, j] for i in range(3) for j in range(i)]
+    torch.testing.assert_close(apart(some), torch.stack(pairs).mean())
+    torch.testing.assert_close(apart(torch.stack([some, some * 0]))[1], torch.tensor(0.0))
+
+
+def test_sharpness_of_known_pictures():
+    stripes = torch.zeros(1, 6, 6)
+    stripes[:, ::2] = 1
+    found = sharpness(stripes, True)
+    assert found["edges"].item() == 0.5 and found["grey"].item() == 0  # every row, no column
+    grey = sharpness(torch.full((2, 1, 6, 6), 0.5), True)
+    assert torch.equal(grey["grey"], torch.ones(2)) and torch.equal(grey["edges"], torch.zeros(2))
+    assert "grey" not in sharpness(stripes, False)
+
+
+def test_blurred_is_beyond_the_error():
+    def entry(grey: float, ci95: float = 0.01) -> perturb.Figures:
+        return {"grey": {"mean": grey, "ci95": ci95}}
+
+    assert blurred(entry(0.3), entry(0.2)) and not blurred(entry(0.2), entry(0.3))
+    assert not blurred(entry(0.3, 0.1), entry(0.2, 0.1)) and not blurred(entry(0.21), entry(0.2))
+    few, many = {"edges": {"mean": 0.1, "ci95": 0.0}}, {"edges": {"mean": 0.2, "ci95": 0.0}}
+    assert blurred(few, many) and not blurred(many, few)
+
+
+def test_a_summary_is_mean_and_interval():
+    found = summary(torch.tensor([1.0, 2.0, 3.0, 4.0]))
+    assert found["mean"] == 2.5
+    assert found["ci95"] == pytest.approx(1.96 * math.sqrt(5 / 3) / 2)
+
+
+def test_rows_that_do_not_move_have_no_change_and_own_themselves():
+    images = torch.rand(4, 1, 6, 6, generator=noise())
+    found = perturb.measures(images[:, None].expand(-1, 3, -1, -1, -1), images, images, True)
+    assert torch.equal(found["change"], torch.zeros(4)) and torch.equal(found["own"], torch.ones(4))
+    assert torch.equal(found["nearest"], torch.zeros(4))
+    rolled = perturb.measures(images.roll(1, dims=0)[:, None], images, images, True)
+    assert torch.equal(rolled["own"], torch.zeros(4)) and bool((rolled["change"] > 0.1).all())
+
+
+@pytest.mark.parametrize("name", perturb.MODELS)
+def test_a_scene_draws_as_its_model_does(lab: Lab, name: str):
+    """The same keys and noise give the pictures of the model's own `generate`."""
+    model, length = trained(lab, name)
+    images = lab.images(length)
+    with torch.no_grad():
+        at = scene(model, images[None], noise())
+    assert at.starts.shape[:2] == (1, length)
+    memory = None if at.memory is None else at.memory[0]
+    mine, theirs = noise(5), noise(5)
+    with torch.no_grad():
+        made = at.pictures(at.anywhere(3, mine), None if name == "vae" else mine)[0]
+    torch.testing.assert_close(made, model.generate(memory, 3, generator=theirs))
+
+
+# Perturbed keys, random keys
+
+
+def test_perturb(lab: Lab, tmp_path: Path):
+    finding = experiment("perturb").run(lab)
+    check(finding, tmp_path)
+    models = finding.figures["models"]
+    assert set(models) == set(perturb.MODELS) and finding.figures["rows"] == 64
+    for name, ways in models.items():
+        assert {"unmoved", "0.1", "0.316", "random"} <= set(ways)
+        assert ("z redrawn" in ways) == (name != "vae")
+        assert 0 <= ways["0.1"]["own"]["mean"] <= 1 and ways["random"]["change"]["mean"] >= 0
+        assert ways["0.1"]["change"]["mean"] <= ways["0.316"]["change"]["mean"] + 1e-4
+
+
+def entry(change: float, within: float, own: float = 1.0, grey: float = 0.1) -> perturb.Figures:
+    values = {"change": change, "within": within, "own": own, "grey": grey}
+    return {what: {"mean": value, "ci95": 0.01} for what, value in values.items()}
+
+
+def test_the_verdict_on_perturbed_keys_can_say_no():
+    good = {"unmoved": entry(0.0, 0.0), "0.1": entry(0.1, 0.1), "random": entry(0.3, 0.3)}
+    models = {"kpp-generate": good, "kpp-paper": good, "vae": good}
+    said = perturb.verdict(models)
+    assert "kpp-generate: local variation, 0.100" in said and "NOT seen: its pictures" in said
+    blurry = good | {"0.1": entry(0.1, 0.1, grey=0.3)}
+    assert "as the paper has it" in perturb.verdict(models | {"vae": blurry})
+    assert "only kpp's pictures are blurred" in perturb.verdict(models | {"kpp-generate": blurry})
+    dead = good | {"0.1": entry(0.0, 0.0), "random": entry(0.001, 0.001)}
+    assert "kpp-paper: keys change NOTHING" in perturb.verdict(models | {"kpp-paper": dead})
+    wild = good | {"0.1": entry(0.3, 0.3)}
+    assert "kpp-generate: moved keys are NOT" in perturb.verdict(models | {"kpp-generate": wild})
+    still = good | {"0.1": entry(0.001, 0.001)}
+    assert "vae: z moved by 0.1 change nothing" in perturb.verdict(models | {"vae": still})
+
+
+def test_random_keys(lab: Lab, tmp_path: Path):
+    finding = experiment("random-keys").run(lab)
+    check(finding, tmp_path)
+    found, sizes = finding.figures["pictures"], finding.figures["n"]
+    assert sizes["kpp-generate"] == sizes["vae"] == 256
+    assert sizes["kpp-generate, on a block"] + sizes["kpp-generate, on free space"] == 256
+    assert found["two written, mixed"]["gap"]["mean"] > 0.02  # what the measure is to find
+    assert abs(found["unwritten images"]["gap"]["mean"]) < 0.02  # and where it is to find nothing
+    assert "vae, keys alone" not in found
+
+
+def test_the_verdict_on_random_keys_follows_its_figures():
+    def figures(gap: float, alone: float) -> dict[str, perturb.Figures]:
+        found = {name: {"gap": {"mean": gap, "ci95": 0.005}} for name in perturb.MODELS}
+        for name in ("kpp-generate", "kpp-paper"):
+            found[f"{name}, keys alone"] = {"apart": {"mean": alone, "ci95": 0.0}}
+        return found
+
+    assert "kpp-generate: random keys show the memory" in random_keys.verdict(figures(0.1, 0.2))
+    assert "do NOT show the memory" in random_keys.verdict(figures(0.001, 0.2))
+    assert "kpp-paper: random keys all give ONE picture" in random_keys.verdict(figures(0.0, 0.0))
+
+
+# Samples beside a VAE's
+
+
+def test_vae_vs_kpp(lab: Lab, tmp_path: Path):
+    finding = experiment("vae-vs-kpp").run(lab)
+    check(finding, tmp_path)
+    figures = finding.figures
+    assert figures["samples"] == figures["test_images"] == figures["two_sets_of"] == 1000
+    assert figures["features"]["learnt_from"] == "labels" and figures["trained"]["vae"] == "2 steps"
+    found = figures["models"]
+    real = found["training images"]["drawn"]["distance"]
+    assert all(found[name]["drawn"]["distance"] > 2 * real for name in perturb.MODELS)  # untrained
+    assert found["training images"]["grey"]["mean"] == 0 < found["vae"]["grey"]["mean"]
+    assert all(found[name]["expected"]["error"] > 0 for name in perturb.MODELS)
+
+
+def test_the_verdict_on_samples_can_say_no():
+    def one(distance: float, grey: float) -> dict[str, dict[str, float]]:
+        drawn = {"distance": distance, "error": 0.1}
+        return {"drawn": drawn, "grey": {"mean": grey, "ci95": 0.01}}
+
+    found = {
+        "kpp-generate": one(2.0, 0.1),
+        "kpp-generate, nothing written": one(4.0, 0.1),
+        "kpp-paper": one(9.0, 0.3),
+        "vae": one(9.1, 0.3),
+    }
+    said = vae_vs_kpp.verdict(found)
+    assert "kpp-generate is sharper than vae" in said and "and nearer to real images (2.0" in said
+    assert "kpp-paper is NOT sharper than vae" in said and "NOT nearer to real images (9.0" in said
+    assert "the memory makes 2.0 of the difference, other networks and training 5.1" in said
+    same = found | {"kpp-generate, nothing written": one(2.1, 0.1)}
+    assert "the memory makes NO difference" in vae_vs_kpp.verdict(same)
+
+
+def test_random_keys_of_a_store_memory_replay_or_read_nothing(lab: Lab):
+    """Hard reads: every picture at its mean is that of a block written, or of an empty cell."""
+    model, length = trained(lab, "kpp-store", {"kpp-store": ("kpp", "store", 2)})
+    assert isinstance(model, KanervaHeap)
+    images = lab.images(length)[None]
+    with torch.no_grad():
+        at = scene(model, images, noise())
+        made = at.pictures(at.anywhere(40, noise(1)))[0]
+        held = at.pictures(at.starts)[0]
+        nothing = perturb.Scene(model, model.empty(1), at.starts).pictures(at.starts[:, :1])[0]
+    assert rms(made, torch.cat([held, nothing])).amin(dim=1).max() < 1e-6
+
+
+# Walks
+
+
+def gaussian(keys: torch.Tensor) -> torch.Tensor:
+    """N((1, -2), diag(0.5^2, 2^2)), up to a constant."""
+    return -(((keys - torch.tensor([1.0, -2.0])) / torch.tensor([0.5, 2.0])) ** 2).sum(dim=1) / 2
+
+
+@pytest.mark.parametrize("langevin", [False, True])
+def test_both_samplers_have_the_density_as_their_limit(langevin: bool):
+    """A step far too long for Langevin without its correction."""
+    chains = walk.walked(
+        gaussian,
+        torch.zeros(400, 2),
+        langevin=langevin,
+        step=0.8,
+        steps=600,
+        warmup=300,
+        goal=None,
+        generator=noise(),
+    )
+    assert 0.1 < chains.acceptance < 0.95
+    assert chains.keys.shape == (600, 400, 2)
+    flat = chains.keys.flatten(0, 1)
+    torch.testing.assert_close(flat.mean(dim=0), torch.tensor([1.0, -2.0]), atol=0.1, rtol=0)
+    torch.testing.assert_close(flat.std(dim=0), torch.tensor([0.5, 2.0]), atol=0.1, rtol=0)
+
+
+@pytest.mark.parametrize("langevin", [False, True])
+def test_steps_are_fitted_to_their_goal_and_then_fixed(langevin: bool):
+    chains = walk.walked(
+        gaussian,
+        torch.zeros(100, 2),
+        langevin=langevin,
+        step=0.01,
+        steps=300,
+        warmup=300,
+        goal=0.5,
+        generator=noise(),
+    )
+    assert chains.acceptance == pytest.approx(0.5, abs=0.1)
+    assert chains.step.shape == (100,) and chains.step.min() > 0.05
+
+
+def test_a_proposal_into_nowhere_is_refused():
+    def half(keys: torch.Tensor) -> torch.Tensor:
+        return gaussian(keys) + torch.where(keys[:, 0] > 0, 0.0, -torch.inf)
+
+    chains = walk.walked(
+        half,
+        torch.ones(50, 2),
+        langevin=False,
+        step=1.0,
+        steps=100,
+        warmup=10,
+        goal=0.3,
+        generator=noise(),
+    )
+    assert bool((chains.keys[..., 0] > 0).all()) and bool(chains.step.isfinite().all())
+
+
+def test_the_worth_of_a_chain_is_that_of_an_autoregression():
+    """x' = r x + noise has autocorrelation time (1 + r) / (1 - r)."""
+    r, length = 0.8, 20_000
+    drawn = torch.randn(length, 4, generator=noise())
+    rows = [drawn[0]]
+    for each in drawn[1:]:
+        rows.append(r * rows[-1] + each)
+    found = walk.effective(torch.stack(rows)).mean().item()
+    assert found == pytest.approx(length * (1 - r) / (1 + r), rel=0.15)
+    assert walk.effective(drawn).mean().item() == pytest.approx(length, rel=0.1)
+    assert walk.effective(torch.ones(100, 2)).tolist() == [1.0, 1.0]
+
+
+def test_cells_masses_and_variation():
+    points = walk.grid_points(4, torch.device("cpu"))
+    assert points[0].tolist() == [-0.75, -0.75] and points[1].tolist() == [-0.25, -0.75]
+    assert walk.cell_of(points, 4).tolist() == list(range(16))
+    masses = torch.arange(16.0)[None] / 120
+    by_hand = torch.tensor([[0 + 1 + 4 + 5, 2 + 3 + 6 + 7, 8 + 9 + 12 + 13, 10 + 11 + 14 + 15]])
+    torch.testing.assert_close(walk.in_cells(masses, 4, 2), by_hand / 120)
+    shares = walk.histogram(points[None, :8], 2)
+    assert shares.tolist() == [[0.5, 0.5, 0.0, 0.0]]
+    assert walk.variation(shares, shares.flip(1)).tolist() == [1.0]
+    many = walk.independent(walk.in_cells(masses, 4, 2), 20_000, noise())
+    assert walk.variation(many, by_hand / 120).item() < 0.02
+
+
+def test_the_targets_slope_is_its_difference_quotient(lab: Lab):
+    """Soft reads carry a gradient to the key."""
+    model = lab.trained("kpp", "generate", steps=600)
+    assert isinstance(model, KanervaHeap)
+    maps = torch.randn(1, *model.config.memory.shape, generator=noise())
+    target = walk.Target(model, maps, lab.images(7), 1.0)
+    between = torch.arange(1, 8) / 4 - 1  # half way between pixels: no kink of the read is near
+    keys = as_normal(torch.stack([between, between.flip(0)], dim=1))
+    value, gradient = walk.slope(target, keys)
+    assert gradient.abs().max() > 1
+    with torch.no_grad():
+        torch.testing.assert_close(value, target(keys))
+        for axis in range(2):
+            move = 0.01 * torch.eye(2)[axis]
+            quotient = (target(keys + move) - target(keys - move)) / 0.02
+            torch.testing.assert_close(gradient[:, axis], quotient, atol=0.1, rtol=0.02)
+
+
+def test_walk(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(walk, "QUICK", (40, 20, 48))
+    finding = experiment("walk").run(lab)
+    check(finding, tmp_path)
+    targets = finding.figures["targets"]
+    assert set(targets) == set(walk.TARGETS)
+    for samplers in targets.values():
+        assert set(samplers) == set(walk.SAMPLERS)
+        for one in samplers.values():
+            assert 0 <= one["acceptance"] <= 1 and one["step"] > 0 and one["draws"] >= 1
+            assert 0 <= one["variation"]["mean"] <= 1 and 0 <= one["at_home"] <= 1
+    prior = targets["prior"]["random walk, 0.1"]
+    assert prior["acceptance"] > 0.9 and prior["step"] == pytest.approx(0.1)
+    assert prior["exactly_at_home"] == pytest.approx(1 / 64, abs=1e-3)
+    frames = finding.films[""]
+    assert len(frames) == 40 and {frame.size for frame in frames} == {frames[0].size}
+
+
+def test_the_verdict_on_walks_follows_its_figures(lab: Lab):
+    one = {
+        "acceptance": 0.6,
+        "variation": {"mean": 0.1},
+        "variation_of_draws": {"mean": 0.1},
+        "draws": 50,
+        "at_home": 0.9,
+        "exactly_at_home": 1.0,
+    }
+    found = {label: {name: one for name in walk.SAMPLERS} for label in walk.TARGETS}
+    said = walk.verdict(found)
+    assert said.startswith("Random walk reaches the tempered density") and "stays with it." in said
+    off = found["tempered"] | {"Langevin, fitted": one | {"variation": {"mean": 0.5}}}
+    low = found["posterior"] | {"random walk, 0.1": one | {"acceptance": 0.2}}
+    said = walk.verdict(found | {"tempered": off, "posterior": low})
+    assert "Langevin does NOT reach the tempered density" in said
+    assert "most such steps do NOT stay with it" in said

@@ -1,0 +1,397 @@
+"""Table 1 from records, and experiments that train several models to compare them."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from matplotlib.figure import Figure
+
+from kanerva.config import RunConfig
+from kanerva.errors import UserError
+from kanerva.evaluation.bound import Score, bound
+from kanerva.experiments import (
+    Finding,
+    Lab,
+    episode_length,
+    few_shot,
+    memory_useful,
+    read_steps,
+    sweep,
+    table1,
+    temporal_shift,
+)
+from kanerva.presets import PRESETS, preset
+from kanerva.runs import fixed_episodes, load_split
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where models of two steps are kept for all tests of this file."""
+    return tmp_path_factory.mktemp("runs")
+
+
+class TinyLab(Lab):
+    """Validates on two episodes."""
+
+    def config(self, model: str = "kpp", variant: str | None = None, **parts: Any) -> RunConfig:
+        return replace(super().config(model, variant, **parts), validate_episodes=2)
+
+
+@pytest.fixture
+def lab(runs: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
+    monkeypatch.setattr(sweep, "IMAGES", 64)
+    monkeypatch.setattr(temporal_shift, "IMAGES", 64)
+    monkeypatch.setattr(table1, "IMAGES", 64)
+    return TinyLab(quick=True, runs=runs, steps=2)
+
+
+def checked(finding: Finding) -> dict[str, Any]:
+    """What holds of every finding: plain JSON, narrow lines, a verdict, a picture."""
+    assert max(map(len, finding.lines)) <= 110 and finding.verdict.endswith(".")
+    assert all(isinstance(picture, Figure) for picture in finding.pictures.values())
+    for number, picture in enumerate(finding.pictures.values()):
+        picture.canvas.draw()  # pyright: ignore[reportAttributeAccessIssue]
+        assert picture.axes, number
+    figures = json.loads(json.dumps(finding.figures, allow_nan=False))
+    assert figures == finding.figures
+    return figures
+
+
+def score(nll: float, ci95: float = 0.5) -> Score:
+    return Score(nll_nats=nll, recon=nll - 3.0, kl_z=2.0, kl_y=1.0, ci95=ci95, n_images=10)
+
+
+# sweep
+
+
+def test_seeds_become_mean_and_deviation():
+    entry = sweep.over_seeds([score(10.0), score(12.0), score(17.0)])
+    assert entry["nll_nats"]["mean"] == 13.0 and entry["kl"]["mean"] == 3.0
+    assert entry["nll_nats"]["std"] == pytest.approx(math.sqrt((9 + 1 + 16) / 2))
+    assert sweep.pm(entry["nll_nats"]) == "13.00±3.61"
+    assert sweep.over_seeds([score(10.0)])["nll_nats"]["std"] is None
+    assert sweep.pm(sweep.spread([10.0])) == "10.00"
+
+
+def test_a_gap_is_as_sure_as_its_seeds_or_its_images():
+    many = sweep.gap(
+        sweep.over_seeds([score(20.0), score(22.0)]), sweep.over_seeds([score(11.0), score(11.0)])
+    )
+    assert many["nats"] == 10.0 and many["clear"]
+    assert many["margin"] == pytest.approx(2 * math.sqrt(2) / math.sqrt(2))
+    one = sweep.gap(sweep.over_seeds([score(20.0, 3.0)]), sweep.over_seeds([score(19.0, 4.0)]))
+    assert one["margin"] == 5.0 and not one["clear"] and "one seed" in one["over"]
+
+
+def test_runs_are_equal_and_a_test_may_shorten_them(runs: Path):
+    quick = Lab(quick=True, runs=runs)
+    assert {sweep.equal_runs(quick, 70).config(m).steps for m in ("kpp", "kpp-paper")} == {70}
+    full = Lab(quick=False, runs=runs, preset="mnist")
+    assert {sweep.equal_runs(full, 70).config(m).steps for m in ("kpp", "vae")} == {sweep.STEPS}
+    assert full.steps is None  # the lab itself is as it was
+    assert sweep.equal_runs(Lab(quick=True, runs=runs, steps=3), 70).steps == 3
+    assert sweep.images_per_step(quick) == 64 and sweep.images_per_step(full) == 256
+    assert sweep.in_episodes_of(5, quick) == {"episode_length": 5, "batch": 12}
+    assert sweep.seeds(quick) == [0] and sweep.seeds(full) == [0, 1, 2]
+
+
+def test_a_setting_is_scored_as_evaluate_would(lab: Lab):
+    setting = sweep.Setting("x", "no-memory", parts={"episode_length": 4})
+    entry = sweep.measured(lab, setting, [0, 1])
+    config = lab.config("no-memory", episode_length=4)
+    episodes = fixed_episodes(config, load_split(config, "test", None), lab.device)
+    for number, seed in enumerate((0, 1)):
+        model = lab.trained("no-memory", seed=seed, episode_length=4)
+        again = bound(model, episodes, limit=16)
+        assert entry["bound"]["nll_nats"]["each"][number] == pytest.approx(again.nll_nats)
+        style = bound(model, episodes, sample=False, limit=16).nll_nats
+        assert entry["paper_style"]["nll_nats"]["each"][number] == pytest.approx(style)
+    assert entry["n_images"] == 64 and entry["T"] == 4 and entry["floor"] == math.log(4)
+    assert entry["floats_per_image"] == 128 / 4  # the pooled embedding
+    lines, figure = sweep.rows([entry]), Figure()
+    assert "±" in lines[1] and "std of 2 seeds" in lines[2] and max(map(len, lines)) <= 110
+    left, right = figure.subplots(1, 2)
+    sweep.bars(left, [entry], "bound", "x")
+    sweep.line_over(right, [4], [entry], "kl", "x")
+    figure.canvas.draw()  # pyright: ignore[reportAttributeAccessIssue]
+    assert len(left.containers) == 2  # a bar, its deviation
+
+
+def test_a_sweep_varies_over_its_values():
+    entries = [{"bound": sweep.over_seeds([score(n), score(n + 2.0)])} for n in (10.0, 14.0)]
+    found = sweep.over_values(entries, "nll_nats")
+    assert (found["first"], found["last"], found["range"]) == (11.0, 15.0, 4.0)
+    assert found["std"] == pytest.approx(math.sqrt(8)) and found["seed_std"] == math.sqrt(2)
+    assert "1.41" in sweep.seeds_said(found)
+    alone = sweep.over_values([{"bound": sweep.over_seeds([score(n)])} for n in (1.0, 2.0)], "kl")
+    assert alone["seed_std"] is None and alone["std"] == 0 and "one seed" in sweep.seeds_said(alone)
+
+
+# The four sweeps
+
+
+def test_memory_useful_compares_equal_runs(lab: Lab):
+    figures = checked(memory_useful.run(lab))
+    entries = {entry["model"]: entry for entry in figures["entries"]}
+    assert set(entries) == {"no-memory", "kpp-paper", "kpp"}
+    for name in ("T", "steps", "images_per_step", "n_images"):
+        assert len({entry[name] for entry in entries.values()}) == 1, name
+    for model, found in figures["gaps"].items():
+        each = [entries[m]["bound"]["nll_nats"]["mean"] for m in ("no-memory", model)]
+        assert found["nats"] == pytest.approx(each[0] - each[1])
+
+
+def test_memory_usefuls_verdict_follows_the_gap():
+    useful = {"nats": 20.0, "margin": 1.0, "clear": True, "over": "x"}
+    idle, harmful = useful | {"nats": 0.4, "clear": False}, useful | {"nats": -3.0}
+    said = memory_useful.verdict_of({"kpp-paper": useful, "kpp": idle}, "here")
+    assert said.startswith("The memory as printed is useful") and "kpp is no different" in said
+    for found in (idle, harmful):
+        said = memory_useful.verdict_of({"kpp-paper": found, "kpp": useful}, "here")
+        assert "does NOT hold" in said and ("worse" in said) == (found is harmful)
+
+
+def test_episode_length_sees_as_many_images_at_each(lab: Lab):
+    figures = checked(episode_length.run(lab))
+    assert figures["T"] == [5, 16, 32]
+    for entries in figures["entries"].values():
+        assert [entry["T"] for entry in entries] == [5, 16, 32]
+        assert [entry["images_per_step"] for entry in entries] == [60, 64, 64]
+        assert len({entry["steps"] for entry in entries}) == 1
+    means = [entry["bound"]["nll_nats"]["mean"] for entry in figures["entries"]["kpp"]]
+    assert figures["over_T"]["kpp"]["range"] == pytest.approx(max(means) - min(means))
+
+
+def test_a_long_episode_gets_more_cells(runs: Path):
+    full = Lab(quick=False, runs=runs, preset="mnist")
+    for length in episode_length.LENGTHS:
+        setting = episode_length.setting("kpp", length, full)
+        config = full.config("kpp", **setting.parts)
+        assert config.episode_length == length <= config.memory.capacity
+        assert config.memory.shape == (3, 64, 64)
+        assert 250 <= config.batch * length <= 256
+        full.config("kpp-paper", **episode_length.setting("kpp-paper", length, full).parts)
+
+
+def test_episode_lengths_verdict_follows_the_deviation():
+    flat = {"std": 0.3, "range": 0.6, "first": 80.0, "last": 80.6, "seed_std": None}
+    steep = flat | {"std": 3.0}
+    noisy = steep | {"seed_std": 3.5}
+    for found in (flat, noisy):
+        assert "As in the paper" in episode_length.verdict_of({"kpp-paper": found, "kpp": steep})
+    assert "does NOT hold" in episode_length.verdict_of({"kpp-paper": steep, "kpp": flat})
+
+
+def test_read_steps_reads_more_blocks(lab: Lab):
+    figures = checked(read_steps.run(lab))
+    assert [entry["K"] for entry in figures["entries"]] == figures["K"] == [1, 2, 8]
+    assert figures["kpp"].startswith("not applicable")
+    for entry in figures["entries"]:
+        terms = entry["bound"]
+        total = terms["kl_z"]["mean"] + terms["kl_y"]["mean"]
+        assert terms["kl"]["mean"] == pytest.approx(total)
+    full = Lab(quick=False, runs=lab.runs, preset="mnist")
+    assert full.config("kpp-paper", memory={"reads": 64}).memory.reads == 64
+
+
+def test_read_steps_verdict_follows_the_deviation():
+    def said(std: float, kl_y: float) -> str:
+        terms = {"std": std, "seed_std": 0.01}
+        return read_steps.verdict_of({"kl": terms, "nll_nats": terms}, kl_y)
+
+    assert "As in the paper" in said(0.03, 0.0) and "hardly depends" in said(0.03, 0.0)
+    assert "does NOT hold" in said(0.05, 3.0) and "up to 3.00 nats" in said(0.05, 3.0)
+
+
+# temporal-shift
+
+
+def test_an_order_is_undone(lab: Lab):
+    images = torch.arange(6.0).view(2, 3, 1, 1, 1)
+    shuffled, order = temporal_shift.reordered(images, lab.noise("x"))
+    assert not torch.equal(shuffled, images)
+    assert torch.equal(shuffled.sort(dim=1).values, images)  # within its episode
+    assert torch.equal(temporal_shift.put_back(shuffled[..., 0, 0, 0], order), images[..., 0, 0, 0])
+
+
+def test_only_what_sees_neighbours_or_writes_in_turn_minds_the_order(lab: Lab):
+    figures = checked(temporal_shift.run(lab))
+    orders = figures["order"]
+    assert orders["kpp-paper, no shift"]["order"] < temporal_shift.EXCHANGEABLE
+    assert orders["kpp-paper"]["order"] > temporal_shift.EXCHANGEABLE
+    assert all(found["resampling"] > 0 and found["n_images"] == 64 for found in orders.values())
+    shown = {entry["label"] for entry in figures["entries"].values()}
+    assert shown == set(orders) == {name for pair in temporal_shift.PAIRS.values() for name in pair}
+
+
+def test_temporal_shifts_verdict_follows_gain_and_order():
+    gain = {"nats": 2.0, "margin": 1.0, "clear": True, "over": "x"}
+    order = {"order": 0.0, "resampling": 2.0}
+    said = temporal_shift.verdict_of({"a": gain, "b": gain}, {"a": order})
+    assert said.startswith("The shift helps both") and "does not matter to a" in said
+    worse = gain | {"nats": -2.0}
+    said = temporal_shift.verdict_of({"a": gain, "b": worse}, {"a": order | {"order": 0.5}})
+    assert "does NOT show" in said and "HARMS b" in said and "NOT exchangeable" in said
+
+
+# few-shot
+
+
+@pytest.fixture
+def few(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Lab:
+    """Fewer characters and numbers."""
+    monkeypatch.setattr(few_shot, "WRITTEN", (1, 3))
+    whole = few_shot.characters
+    monkeypatch.setattr(few_shot, "characters", lambda lab, count: whole(lab, 6))
+    return lab
+
+
+def test_characters_are_whole_and_of_one_kind(lab: Lab):
+    drawings = few_shot.characters(lab, 5)
+    assert drawings.shape == (5, 12, 1, 28, 28) and set(drawings.unique().tolist()) == {0.0, 1.0}
+    within = (drawings[:, 0] - drawings[:, 1]).abs().mean()
+    across = (drawings[:, 0] - drawings.roll(1, 0)[:, 1]).abs().mean()
+    assert within < across  # one character looks more like itself
+    assert torch.equal(drawings, few_shot.characters(lab, 5))
+
+
+def test_what_is_scored_is_not_written():
+    drawings = torch.arange(12.0).view(3, 4, 1, 1, 1)
+    mixed = few_shot.dealt(drawings, torch.Generator().manual_seed(1))
+    assert torch.equal(mixed.sort(dim=1).values, drawings) and not torch.equal(mixed, drawings)
+    episodes = few_shot.in_company(mixed[:, 0])
+    assert torch.equal(episodes[:, few_shot.COMPANY // 2], mixed[:, 0])
+
+
+def test_few_shot_scores_under_the_right_memory(few: Lab):
+    """One target by hand: same memory, same noise."""
+    drawings = few_shot.characters(few, 6)
+    model = few.trained("kpp-paper")
+    targets, rest = drawings[:, 0], drawings[:, 1:4]
+    found = few_shot.scored(few, model, targets, rest, 0)
+    noise = few.noise("few-shot", 0, 0)
+    with torch.no_grad():
+        memory = model.write(rest)
+        terms = model.elbo(few_shot.in_company(targets), memory, generator=noise)
+    assert torch.allclose(found, terms.nll_nats[:, 4].double())
+    nothing = few_shot.scored(few, model, targets, None, 0)
+    assert not torch.allclose(found, nothing)
+
+
+def test_few_shot_measures_every_model(few: Lab):
+    figures = checked(few_shot.run(few))
+    assert figures["characters"] == 6 and figures["written"] == [1, 3]
+    assert set(figures["models"]) == set(few_shot.MODELS)
+    for name, found in figures["models"].items():
+        for row in found["written"]:
+            gain = row["other"]["mean"] - row["own"]["mean"]
+            assert row["gain"]["mean"] == pytest.approx(gain, abs=1e-6)
+            assert math.isfinite(gain) and row["gain"]["error"] >= 0
+            assert name != "vae" or gain == 0  # nothing can be told to it
+
+
+def test_few_shots_verdict_follows_the_gain():
+    def model(gain: float, over: float, own: float = 90.0) -> dict:
+        parts = {"gain": gain, "over_empty": over, "own": own}
+        row = {name: {"mean": value, "error": 0.1} for name, value in parts.items()}
+        return {"written": [row | {"count": 19}]}
+
+    said = few_shot.verdict_of({"a": model(5.0, 4.0, 70.0), "b": model(0.1, 0.1)})
+    assert "a +5.00 ± 0.10" in said and "No clear use to b" in said and "Cheapest there: a" in said
+    said = few_shot.verdict_of({"a": model(5.0, -4.0)})
+    assert "nothing to any model" in said and "No clear use to a +5.00 ± 0.10 (-4.00" in said
+
+
+def test_few_shot_needs_labels(lab: Lab, monkeypatch: pytest.MonkeyPatch):
+    unlabelled = replace(load_split(preset("glyphs"), "test", None), labels=None)
+    monkeypatch.setattr(few_shot, "load_split", lambda *_: unlabelled)
+    with pytest.raises(UserError, match="needs labels"):
+        few_shot.characters(lab, 5)
+
+
+# table1
+
+
+def record(model: str, **other: Any) -> dict[str, Any]:
+    """What `evaluate` writes, as far as the table reads it."""
+    nats = other.pop("nats", 80.0)
+    terms = {"nll_nats": nats, "bits_per_dim": nats / 20}
+    style = {"nll_nats": nats - 6, "bits_per_dim": (nats - 6) / 20}
+    start = {"kind": "evaluation", "preset": "mnist", "split": "test", "variant": None, "seed": 0}
+    start |= {"T": 32, "partial": False, "n_images": 100, "config_hash": "a", "controls": {}}
+    start |= {"memory": {"floats_per_image": 384.0}, "bound": terms, "paper_style": style}
+    return start | {"model": model} | other
+
+
+def filed(folder: Path, *found: dict[str, Any]) -> None:
+    for number, one in enumerate(found):
+        path = folder / "results" / one["preset"] / f"{one['model']}-{number}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(one))
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_table1_reads_records_and_keeps_scores_apart(lab: Lab, folder: Path):
+    filed(
+        folder,
+        *(record("kpp-paper", seed=seed, nats=80.0 + seed) for seed in range(3)),
+        record("kpp-paper", seed=9, nats=10.0, config_hash="b"),  # another configuration
+        record("kpp-paper", variant="3M", nats=11.0),  # not wanted: the plain one is there
+        record("kpp-paper", variant="3M", preset="omniglot", nats=130.0),
+        record("kpp", variant="store", nats=5.0),
+        record("kpp", variant="store-T8", nats=2.0),
+        record("vae", preset="cifar10", nats=60.0),
+        record("vae", split="validation", nats=1.0),
+    )
+    figures = checked(finding := table1.run(lab))
+    ours = figures["ours"]
+    assert ours["mnist"]["kpp-paper"]["bound"] == {"mean": 81.0, "std": 1.0, "each": [80, 81, 82]}
+    assert ours["mnist"]["kpp-paper"]["paper_style"]["mean"] == 75.0
+    assert ours["omniglot"]["kpp-paper"]["variant"] == "3M"
+    assert ours["mnist"]["kpp"]["bound"]["mean"] == 5.0 and ours["mnist"]["vae"] is None
+    assert ours["cifar10"]["vae"]["bound"]["mean"] == 3.0  # bits per dimension
+    text = "\n".join(finding.lines)
+    assert "81.00±1.00" in text and "75.00±1.00" in text and "≤41.58" in text and "3M" in text
+    assert "kpp-paper does NOT reach MNIST (81.00 > 41.58)" in finding.verdict
+    assert "kpp (ours) reaches MNIST (5.00)" in finding.verdict
+
+
+def test_a_better_record_changes_table1s_verdict(lab: Lab, folder: Path):
+    filed(folder, record("kpp-paper", nats=41.0))
+    assert "kpp-paper reaches MNIST (41.00)" in table1.run(lab).verdict
+    filed(folder, record("kpp-paper", nats=45.0))
+    said = table1.run(lab).verdict
+    assert "does NOT reach MNIST (45.00" in said and "By paper_style, which is none: " in said
+
+
+def test_a_part_stands_back_for_the_whole(lab: Lab, folder: Path):
+    filed(folder, record("kpp-paper", nats=40.0, partial=True))
+    assert "(part)" in "\n".join(table1.run(lab).lines)
+    filed(folder, record("kpp-paper", nats=40.0, partial=True), record("kpp-paper", nats=86.0))
+    found = table1.run(lab).figures["ours"]["mnist"]["kpp-paper"]
+    assert found["bound"]["mean"] == 86.0 and not found["partial"]
+
+
+def test_table1_without_records_trains_a_few(lab: Lab, folder: Path):
+    figures = checked(finding := table1.run(lab))
+    column = figures["ours"]["glyphs"]
+    assert {name for name, ours in column.items() if ours} == {"kpp", "kpp-paper", "vae"}
+    assert column["kpp"]["variant"] == "store" and column["vae"]["floats_per_image"] == 0
+    assert not figures["from_records"] and "trained just now" in finding.lines[-1]
+    assert "nothing to compare" in finding.verdict
+
+
+def test_the_papers_figures_are_those_the_presets_name():
+    for name in ("mnist", "omniglot", "fashion_mnist", "cifar10"):
+        figure = table1.printed("kpp-paper", name).removeprefix("≤")
+        assert figure in (PRESETS[name].__doc__ or "") and figure in table1.EXPERIMENT.claim
+    assert table1.printed("vma", "omniglot") == "103.6" and table1.printed("vae", "mnist") == ""
