@@ -41,7 +41,9 @@ def test_parts_of_a_config_are_replaced(lab: Lab):
     config = lab.config("kpp", memory={"size": 32}, episode_length=8)
     assert (config.memory.size, config.episode_length, config.steps) == (32, 8, 3)
     assert Lab(quick=True, runs=lab.runs).config("kpp", steps=50).steps == 50
-    assert Lab(quick=False, runs=lab.runs, preset="mnist").config("kpp").steps == 3000
+    full = Lab(quick=False, runs=lab.runs, preset="mnist")
+    seen = [(c.steps or 0) * c.batch * c.episode_length for c in map(full.config, ("kpp", "dkm"))]
+    assert seen == [3_072_000, 3_072_000]  # as many images each
 
 
 def test_images_come_in_one_order(lab: Lab):

@@ -32,6 +32,7 @@ from kanerva.training.loop import train
 
 Pixels = Float[Tensor, "n C H W"]
 QUICK_STEPS = 600  # of each model that a quick version trains, unless it says otherwise
+FULL_STEPS = 12_000  # where a preset counts epochs: 3.07 million images, as many as `kpp` sees
 
 
 @dataclass
@@ -108,8 +109,9 @@ class Lab:
         for name, value in parts.items():
             new = replace(getattr(start, name), **value) if isinstance(value, dict) else value
             start = replace(start, **{name: new})
-        length = self.steps or ((steps or QUICK_STEPS) if self.quick else start.steps)
-        every = min(start.validate_every, length) if length else start.validate_every
+        full = start.steps or FULL_STEPS
+        length = self.steps or (steps or QUICK_STEPS if self.quick else full)
+        every = min(start.validate_every, length)
         precision = "bf16-mixed" if self.device.type == "cuda" else "32-true"
         return replace(start, steps=length, validate_every=every, precision=precision)
 

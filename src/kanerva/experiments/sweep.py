@@ -17,11 +17,10 @@ from matplotlib.axes import Axes
 from kanerva.evaluation.bound import Score, bound
 from kanerva.evaluation.controls import holding
 from kanerva.evaluation.record import memory_size
-from kanerva.experiments.lab import Lab
+from kanerva.experiments.lab import FULL_STEPS, Lab
 from kanerva.presets import preset
 from kanerva.runs import fixed_episodes, load_split
 
-STEPS = 12_000  # of a full run where the preset counts epochs: 3.07 million images, as our records
 IMAGES = 1024  # of the test set that a quick version scores; the full one scores it all
 TERMS = ("nll_nats", "recon", "kl_z", "kl_y")
 COLOURS = {"kpp": "#1b6ca8", "kpp-paper": "#e07b00", "no-memory": "#6a6a6a", "vae": "#a03070"} | {
@@ -43,7 +42,7 @@ class Setting:
 def equal_runs(lab: Lab, quick: int) -> Lab:
     """The lab with every training equally long, whatever each model's own preset says."""
     equal = copy(lab)
-    full = preset(lab.preset, "kpp-paper").steps or STEPS
+    full = preset(lab.preset, "kpp-paper").steps or FULL_STEPS
     equal.steps = lab.steps or (quick if lab.quick else full)
     return equal
 
