@@ -9,9 +9,10 @@ import torch
 from PIL import Image
 
 from kanerva.cli import main
+from kanerva.data import ImageSet
 from kanerva.errors import UserError
 from kanerva.experiments import NAMES, Lab, experiment
-from kanerva.experiments.lab import Finding, perform, save_pictures
+from kanerva.experiments.lab import Finding, in_order, perform, save_pictures
 from kanerva.experiments.page import pages
 
 
@@ -53,6 +54,14 @@ def test_images_come_in_one_order(lab: Lab):
     assert not torch.equal(images, lab.images(6, skip=6))
     with pytest.raises(UserError, match="has no"):
         lab.images(10**6)
+
+
+def test_frames_of_a_path_stay_together():
+    groups = torch.arange(5).repeat_interleave(4)
+    frames = ImageSet("mazes", "test", torch.zeros(20, 1, 2, 2, dtype=torch.uint8), groups=groups)
+    order = in_order(frames, torch.Generator().manual_seed(0)).view(5, 4)
+    assert (order - order[:, :1] == torch.arange(4)).all()  # neighbours, in order
+    assert sorted(order[:, 0].tolist()) == [0, 4, 8, 12, 16] != order[:, 0].tolist()
 
 
 def test_pictures_and_films_are_saved(tmp_path: Path):

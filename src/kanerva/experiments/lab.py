@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from matplotlib.figure import Figure
 from PIL import Image
 from torch import Tensor
@@ -154,7 +154,8 @@ class Lab:
     # Images
 
     def images(self, count: int, split: str = "test", skip: int = 0) -> Pixels:
-        """Images of the preset's set as its models see them, in one fixed random order."""
+        """Images of the preset's set as its models see them, in one fixed random order; frames
+        along a path stay together."""
         return self.labelled(count, split, skip)[0]
 
     def labelled(
@@ -165,7 +166,7 @@ class Lab:
         if split not in self._sets:
             self._sets[split] = load_split(config, split, self.data_root)
         found = self._sets[split]
-        order = torch.randperm(len(found), generator=stream("experiment", split, "order"))
+        order = in_order(found, stream("experiment", split, "order"))
         chosen = order[skip : skip + count]
         if len(chosen) < count:
             raise UserError(f"{self.preset} has no {skip + count} {split} images, but {len(found)}")
@@ -173,6 +174,15 @@ class Lab:
         pixels = data.binarize(grey, binarization, stream("experiment", split, "pixels", skip))
         labels = None if found.labels is None else found.labels[chosen]
         return data.to_float(pixels, binarization != "none").to(self.device), labels
+
+
+def in_order(images: ImageSet, shuffle: torch.Generator) -> Int[Tensor, "N"]:  # noqa: F821
+    """Positions at random; of frames along paths, path after path at random."""
+    if images.groups is None:
+        return torch.randperm(len(images), generator=shuffle)
+    paths = images.groups.unique_consecutive(return_inverse=True)[1]
+    rank = torch.randperm(int(paths.max()) + 1, generator=shuffle)[paths]
+    return rank.argsort(stable=True)
 
 
 # Records and pictures
