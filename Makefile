@@ -36,7 +36,7 @@ demo: setup
 	@printf '\nnext: . $(BIN)/activate, then the README\n'
 
 test: setup lint
-	$(BIN)/pytest -q
+	$(BIN)/pytest -q -n auto --maxprocesses 4
 
 slow: setup
 	$(BIN)/pytest -q -m slow
