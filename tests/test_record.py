@@ -23,6 +23,7 @@ from kanerva.evaluation.record import (
 from kanerva.evaluation.report import compare, table
 from kanerva.models import load
 from kanerva.models.base import save_weights
+from kanerva.provenance import command
 from kanerva.quote import quoted
 from kanerva.runs import load_split
 from kanerva.training.loop import train
@@ -167,3 +168,8 @@ def test_blocks_are_made_from_records(record: dict, tmp_path: Path):
     assert quoted(text, tmp_path) == text.replace("old", f"```text\n{table(record)}\n```")
     with pytest.raises(UserError, match="no record matches"):
         quoted(text, tmp_path / "elsewhere")
+
+
+def test_a_command_is_told_without_the_machines_places():
+    typed = ["evaluate", "runs/a", "--results", "/somewhere", "--data_root=/else", "--iwae", "2"]
+    assert command(typed) == "kanerva evaluate runs/a --iwae 2"

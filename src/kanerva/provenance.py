@@ -2,6 +2,7 @@
 
 import os
 import platform
+import shlex
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -46,3 +47,17 @@ def device_name(device: torch.device) -> str:
         return torch.cuda.get_device_name(device)
     count = torch.get_num_threads()
     return f"{device.type}, {count} thread{'' if count == 1 else 's'}"
+
+
+PLACES = ("--results", "--data-root", "--out", "--runs", "--name")  # folders of one machine
+
+
+def command(words: list[str]) -> str:
+    """What was typed after `kanerva`, without the places of the machine it ran on."""
+    left, skip = [], False
+    for word in words:
+        flag = word.split("=")[0].replace("_", "-")
+        if not skip and flag not in PLACES:
+            left.append(word)
+        skip = flag in PLACES and "=" not in word
+    return shlex.join(["kanerva", *left])

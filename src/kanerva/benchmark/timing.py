@@ -2,7 +2,6 @@
 
 import json
 import os
-import shlex
 import statistics
 import time
 from collections.abc import Callable
@@ -15,7 +14,7 @@ import torch
 
 from kanerva.errors import UserError
 from kanerva.evaluation.record import write_record
-from kanerva.provenance import commit, device_name, versions
+from kanerva.provenance import command, commit, device_name, versions
 from kanerva.training.step import Form
 
 
@@ -89,23 +88,12 @@ def measurement(
     return {
         "schema": 1,
         "kind": kind,
-        "command": shlex.join(["kanerva", "bench", *_without_places(flags)]),
+        "command": command(["bench", *flags]),
         "date": time.strftime("%Y-%m-%d"),
         "commit": commit(),
         "versions": versions(),
         "device": device_name(device),
     } | content
-
-
-def _without_places(flags: list[str]) -> list[str]:
-    """A command's flags without folders of the machine it ran on."""
-    left, skip = [], False
-    for flag in flags:
-        name = flag.split("=")[0].replace("_", "-")
-        if not skip and name not in ("--results", "--data-root", "--name"):
-            left.append(flag)
-        skip = name in ("--results", "--data-root", "--name") and "=" not in flag
-    return left
 
 
 def check_folder(folder: Path) -> None:

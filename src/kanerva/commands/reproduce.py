@@ -1,6 +1,5 @@
 """`kanerva reproduce`: one table or figure of the paper, as a record and a picture."""
 
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +7,7 @@ from kanerva.commands.options import Parser, at_least, device_of, root_of
 from kanerva.errors import UserError
 from kanerva.experiments import NAMES, Experiment, Lab, experiment
 from kanerva.experiments.lab import perform, told
+from kanerva.provenance import command
 
 
 def reproduce(argv: list[str]) -> int:
@@ -38,8 +38,8 @@ def reproduce(argv: list[str]) -> int:
     names = list(NAMES) if options["name"] == "all" else [options["name"]]
     for found in [experiment(name) for name in names]:
         for lab in labs(found, options):
-            command = shlex.join(["kanerva", "reproduce", *without_places(argv, found.name)])
-            record = perform(found, lab, Path(options["out"]), command)
+            typed = command(["reproduce", *(found.name if w == "all" else w for w in argv)])
+            record = perform(found, lab, Path(options["out"]), typed)
             print(told(record))
             for file in record["pictures"]:
                 print(Path(options["out"]) / file)
@@ -62,17 +62,6 @@ def labs(found: Experiment, options: dict[str, Any]) -> list[Lab]:
         )
         for name in (["glyphs"] if options["quick"] else presets)
     ]
-
-
-def without_places(argv: list[str], name: str) -> list[str]:
-    """A command's words without folders of the machine it ran on, `all` as the one meant."""
-    left, skip = [], False
-    for word in argv:
-        flag = word.split("=")[0]
-        if not skip and flag not in ("--out", "--runs", "--data-root", "--data_root"):
-            left.append(name if word == "all" else word)
-        skip = flag in ("--out", "--runs", "--data-root", "--data_root") and "=" not in word
-    return left
 
 
 def listing() -> str:

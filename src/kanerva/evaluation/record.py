@@ -28,7 +28,7 @@ from kanerva.evaluation.elsewhere import Elsewhere
 from kanerva.evaluation.uses import familiarity, generation, like_beside_like
 from kanerva.models import KanervaHeap, checkpoint_folder
 from kanerva.models.base import ElboTerms, MemoryModel
-from kanerva.provenance import commit, device_name, versions
+from kanerva.provenance import command, commit, device_name, versions
 from kanerva.runs import fixed_episodes, load_split, read_run_config
 
 SECOND_COLUMNS: dict[str, list[Binarization]] = {
@@ -129,7 +129,7 @@ def evaluate(
         "commit": commit(),
         "versions": versions(),
         "device": device_name(model.device),
-        "command": "kanerva " + " ".join(sys.argv[1:]),
+        "command": command(sys.argv[1:]),
     }  # fmt: skip
 
 
