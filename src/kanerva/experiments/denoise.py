@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from matplotlib.figure import Figure
 
-from kanerva.evaluation.noise import make_cue
+from kanerva.evaluation.noise import NOISES, make_cue
 from kanerva.experiments.baselines import (
     COLOURS,
     averaged,
@@ -20,7 +20,6 @@ from kanerva.experiments.baselines import (
 )
 from kanerva.experiments.lab import Experiment, Finding, Lab, Pixels
 
-NOISES = ("salt_pepper", "speckle", "poisson")
 CUES = (*NOISES, "clean")  # the last: what a read costs by itself
 MEMORIES = {"kpp": 600, "kpp-paper": 400, "dkm": 400}  # and the steps of their quick trainings
 RIVALS = ("vae", "median 3x3")

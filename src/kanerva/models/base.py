@@ -256,6 +256,18 @@ class MemoryModel(
             keys = key.to(maps.device) + spread * keys
         return maps, keys
 
+    def again(
+        self, memory: Memory, cue: Images, steps: int, read: Callable[[Episode], Episode]
+    ) -> Float[Tensor, "S *B T C H W"]:
+        """Iterative reading: `read` makes a picture of the last one, at first of the cue."""
+        if steps < 1:
+            raise UserError(f"steps must be at least 1, got {steps}")
+        picture, pictures = self.as_episodes(cue), []
+        for _ in range(steps):
+            picture = read(picture)
+            pictures.append(picture if memory.is_batch else picture[0])
+        return torch.stack(pictures)
+
     def settled(self, maps: Float[Tensor, "B Cm Hm Wm"]) -> Float[Tensor, "B Cm Hm Wm"]:
         """Memories as they are kept: rounded to `memory_dtype`."""
         return maps if self.memory_dtype == "float32" else rounded(maps, self.memory_dtype)

@@ -347,16 +347,14 @@ class DifferentiableNeuralComputer(MemoryModel):
     ) -> Float[Tensor, "S *B T C H W"]:
         """Hold M; infer y from the last picture, read, decode, again: every step. q(y | x) sees
         whole pictures: it has no use for `observed`. Means, unless `sample` asks for drawn keys."""
-        if steps < 1:
-            raise UserError(f"steps must be at least 1, got {steps}")
-        maps, picture = self.as_maps(memory, cue), self.as_episodes(cue)
-        pictures = []
-        for _ in range(steps):
+        maps = self.as_maps(memory, cue)
+
+        def read(picture: Episode) -> Episode:
             posterior = self.key_posterior(self.encoder(picture))
             keys = posterior.sample(generator) if sample else posterior.mean
-            picture = self.likelihood.mean(self.decoder(self.read_maps(maps, keys).mean))
-            pictures.append(picture if memory.is_batch else picture[0])
-        return torch.stack(pictures)
+            return self.likelihood.mean(self.decoder(self.read_maps(maps, keys).mean))
+
+        return self.again(memory, cue, steps, read)
 
     @torch.no_grad()
     def reconstruct(self, images: Images) -> Float[Tensor, "*B T C H W"]:

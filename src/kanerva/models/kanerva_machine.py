@@ -240,16 +240,14 @@ class MatrixMachine(MemoryModel):
         the means of their posteriors unless `sample`. Whole pictures are encoded: `observed` is of
         no use here.
         """
-        if steps < 1:
-            raise UserError(f"steps must be at least 1, got {steps}")
-        maps, picture = self.as_maps(memory, cue), self.as_episodes(cue)
-        pictures = []
-        for _ in range(steps):
+        maps = self.as_maps(memory, cue)
+
+        def read(picture: Episode) -> Episode:
             q_keys = self.key_posterior(self.encoder(picture), maps)
             keys = q_keys.sample(generator) if sample else q_keys.mean
-            picture = self.likelihood.mean(self.decoder(self.traces(maps, keys)))
-            pictures.append(picture if memory.is_batch else picture[0])
-        return torch.stack(pictures)
+            return self.likelihood.mean(self.decoder(self.traces(maps, keys)))
+
+        return self.again(memory, cue, steps, read)
 
 
 class KanervaMachine(MatrixMachine):

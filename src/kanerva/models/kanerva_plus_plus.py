@@ -169,17 +169,15 @@ class KanervaPlusPlus(MemoryModel):
         Eq. 7 draws Y* ~ q(Y | X-hat); by default we take the mean of each distribution, so that
         recalling is a function of memory and cue. `sample=True` draws keys as printed.
         """
-        if steps < 1:
-            raise UserError(f"steps must be at least 1, got {steps}")
-        maps, picture = self.as_maps(memory, cue), self.as_episodes(cue)
-        pictures = []
-        for _ in range(steps):
+        maps = self.as_maps(memory, cue)
+
+        def read(picture: Episode) -> Episode:
             posterior = self.key_posterior(self.encoder(picture))
             keys = posterior.sample(generator) if sample else posterior.mean
             readout = self.read_maps(maps, keys).mean
-            picture = self.likelihood.mean(self.decoder(readout))
-            pictures.append(picture if memory.is_batch else picture[0])
-        return torch.stack(pictures)
+            return self.likelihood.mean(self.decoder(readout))
+
+        return self.again(memory, cue, steps, read)
 
     @torch.no_grad()
     def reconstruct(self, images: Images) -> Float[Tensor, "*B T C H W"]:

@@ -459,17 +459,14 @@ class VariationalMemoryAddressing(MemoryModel):
         """Find the template most like the last picture, decode the mean of p(z | m_a), again:
         every step. `sample=True` draws addresses. q(a | x, M) sees whole pictures: it has no use
         for `observed`. The authors do not iterate."""
-        if steps < 1:
-            raise UserError(f"steps must be at least 1, got {steps}")
-        held, picture = self.templates(self.as_maps(memory, cue)), self.as_episodes(cue)
-        pictures = []
-        for _ in range(steps):
+        held = self.templates(self.as_maps(memory, cue))
+
+        def look(picture: Episode) -> Episode:
             log_q = self.address_posterior(self.encoder(picture), held)
             read = held.at(drawn(log_q, generator) if sample else log_q.argmax(dim=-1))
-            output = self.decode(self.readout_prior(read).mean, read)
-            picture = self.likelihood.mean(output)
-            pictures.append(picture if memory.is_batch else picture[0])
-        return torch.stack(pictures)
+            return self.likelihood.mean(self.decode(self.readout_prior(read).mean, read))
+
+        return self.again(memory, cue, steps, look)
 
     @torch.no_grad()
     def reconstruct(self, images: Images) -> Float[Tensor, "*B T C H W"]:
