@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from kanerva.config import RunConfig
 from kanerva.errors import UserError
 from kanerva.evaluation.bound import Score, bound
+from kanerva.evaluation.record import write_record
 from kanerva.experiments import (
     Finding,
     Lab,
@@ -145,6 +146,38 @@ def test_memory_useful_compares_equal_runs(lab: Lab):
     for model, found in figures["gaps"].items():
         each = [entries[m]["bound"]["nll_nats"]["mean"] for m in ("no-memory", model)]
         assert found["nats"] == pytest.approx(each[0] - each[1])
+
+
+def test_memory_useful_is_drawn_from_records_where_three_seeds_are_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(sweep, "RESULTS", tmp_path)
+    for setting, nats in zip(memory_useful.FILED, (100.0, 98.0, 10.0), strict=True):
+        for seed in range(3):
+            file = tmp_path / "omniglot" / f"{setting.label}-s{seed}.json"
+            write_record(filed_as(setting, nats + seed, seed), file)
+    full = Lab(quick=False, runs=tmp_path / "runs", preset="omniglot")
+    figures = checked(memory_useful.run(full))
+    assert figures["from_records"] and figures["images_seen"] == 3000
+    assert figures["gaps"]["kpp"]["nats"] == pytest.approx(90.0)
+    assert figures["entries"][1]["bound"]["nll_nats"]["each"] == [98.0, 99.0, 100.0]
+    assert not (tmp_path / "runs").exists()  # nothing was trained
+    assert sweep.filed(memory_useful.FILED, "omniglot", least=4) is None
+    file = tmp_path / "omniglot" / "kpp-s2.json"
+    write_record(json.loads(file.read_text()) | {"config_hash": "other"}, file)
+    assert sweep.filed(memory_useful.FILED, "omniglot") is None
+    assert sweep.filed(memory_useful.FILED, "mnist") is None
+
+
+def filed_as(setting: sweep.Setting, nats: float, seed: int) -> dict[str, Any]:
+    """A record as `evaluate` files it, of a run that did not happen."""
+    terms = {"nll_nats": nats, "recon": nats - 5, "kl_z": 4.0, "kl_y": 1.0, "ci95": 0.5}
+    return {
+        "kind": "evaluation", "model": setting.model, "variant": setting.variant, "seed": seed,
+        "preset": "omniglot", "split": "test", "partial": False, "n_images": 64, "T": 32, "K": 2,
+        "bound": terms, "paper_style": terms, "controls": {}, "config_hash": setting.label,
+        "memory": {"floats_per_image": 384.0}, "steps": 30, "images_seen": 3000,
+    }  # fmt: skip
 
 
 def test_memory_usefuls_verdict_follows_the_gap():

@@ -17,10 +17,11 @@ from kanerva.evaluation.record import (
     evaluate,
     file_record,
     read_record,
+    read_records,
     run_record_name,
     training_facts,
 )
-from kanerva.evaluation.report import compare, table
+from kanerva.evaluation.report import compare, over_seeds, table
 from kanerva.models import load
 from kanerva.models.base import save_weights
 from kanerva.provenance import command
@@ -173,3 +174,27 @@ def test_blocks_are_made_from_records(record: dict, tmp_path: Path):
 def test_a_command_is_told_without_the_machines_places():
     typed = ["evaluate", "runs/a", "--results", "/somewhere", "--data_root=/else", "--iwae", "2"]
     assert command(typed) == "kanerva evaluate runs/a --iwae 2"
+
+
+def test_seeds_are_averaged_and_configurations_are_not(record: dict):
+    def again(seed: int, nats: float, **other: object) -> dict:
+        bound = record["bound"] | {"nll_nats": nats}
+        return record | {"seed": seed, "bound": bound} | other
+
+    three = [again(seed, nats) for seed, nats in enumerate((10.0, 12.0, 17.0))]
+    rows = over_seeds([*three, again(0, 5.0, config_hash="other")]).splitlines()
+    assert len(rows) == 3
+    alone, mean = rows[1].split(), rows[2].split()
+    assert alone[4:7] == ["1", "5.00", "-"]
+    assert mean[4:7] == ["3", "13.00", f"{13**0.5:.2f}"]  # of 9 + 1 + 16 over two
+
+
+def test_a_folder_of_records_is_read_whole(record: dict, tmp_path: Path):
+    for name in ("b", "a"):
+        (tmp_path / f"{name}.json").write_text(json.dumps(record | {"variant": name}))
+    assert [r["variant"] for r in read_records(tmp_path)] == ["a", "b"]
+    (tmp_path / "evaluation.json").write_text(json.dumps(record | {"variant": "own"}))
+    assert [r["variant"] for r in read_records(tmp_path)] == ["own"]  # a run's folder
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match="evaluate"):
+        read_records(tmp_path / "empty")

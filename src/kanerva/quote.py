@@ -2,7 +2,7 @@
 
 A block stands between `<!-- table: results/a.json -->` (one record, as `kanerva evaluate` prints
 it), `<!-- bench: results/bench/a.json -->` (as `kanerva bench`) or `<!-- compare: results/*/*.json
--->` (several, as `kanerva compare`; likewise `sizes`, `keys` and `samples`, as in report.py) and
+-->` (several, as `kanerva compare`; likewise `seeds`, `sizes`, `keys`, `samples`: report.py) and
 `<!-- end -->`. Several patterns are joined by commas.
 
     python -m kanerva.quote README.md RESULTS.md
@@ -16,9 +16,9 @@ from kanerva.benchmark.report import table as speed
 from kanerva.benchmark.timing import read_measurement
 from kanerva.errors import UserError
 from kanerva.evaluation.record import read_record
-from kanerva.evaluation.report import compare, keys, samples, sizes, table
+from kanerva.evaluation.report import compare, keys, over_seeds, samples, sizes, table
 
-TABLES = {"compare": compare, "sizes": sizes, "keys": keys, "samples": samples}
+TABLES = {"compare": compare, "seeds": over_seeds, "sizes": sizes, "keys": keys, "samples": samples}
 OTHERS = ("bench", "reproduce")  # folders of records that are not evaluations
 KINDS = "|".join(("table", "bench", *TABLES))
 BLOCK = re.compile(rf"(<!-- ({KINDS}): (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)

@@ -13,12 +13,12 @@ from kanerva.evaluation.record import (
 )
 from kanerva.evaluation.record import (
     file_record,
-    read_record,
+    read_records,
     run_record_name,
     write_record,
 )
 from kanerva.evaluation.report import compare as side_by_side
-from kanerva.evaluation.report import table
+from kanerva.evaluation.report import over_seeds, table
 from kanerva.memory.quantise import MemoryType
 from kanerva.models import MemoryModel, load
 from kanerva.pictures import sheet
@@ -91,7 +91,15 @@ def draw_reconstructions(run: Path, model: MemoryModel, root: Path | None) -> Pa
 def compare(argv: list[str]) -> int:
     """Evaluation records side by side."""
     parser = Parser("compare", "Evaluation records side by side.")
-    parser.add_argument("runs", type=str, nargs="+", help="run folders or record files")
+    parser.add_argument(
+        "runs", type=str, nargs="+", help="run folders, records, or folders of records"
+    )
+    parser.add_argument(
+        "--over_seeds",
+        action="store_true",
+        help="mean and deviation over runs that differ by seed alone",
+    )
     options = parser.read(argv)
-    print(side_by_side([read_record(Path(run)) for run in options["runs"]]))
+    records = [record for run in options["runs"] for record in read_records(Path(run))]
+    print(over_seeds(records) if options["over_seeds"] else side_by_side(records))
     return 0

@@ -259,3 +259,10 @@ def read_record(path: Path) -> dict[str, Any]:
     if missing := NEEDED - record.keys():
         raise UserError(f"{file} is not a whole record: it lacks {', '.join(sorted(missing))}")
     return record
+
+
+def read_records(path: Path) -> list[dict[str, Any]]:
+    """The record of a run folder or a file; of another folder all records in it."""
+    if path.is_dir() and not any(path.glob("evaluation*.json")) and any(path.glob("*.json")):
+        return [read_record(file) for file in sorted(path.glob("*.json"))]
+    return [read_record(path)]

@@ -1,6 +1,7 @@
 """Records as text: the table of one, and several side by side."""
 
 import math
+import statistics
 from typing import Any
 
 CONTROLS = ("own", "left_out", "other", "zeroed", "permuted")
@@ -152,6 +153,37 @@ def compare(records: list[dict[str, Any]]) -> str:
             full = r.get("full_bound")
             rows[-1].insert(9, "-" if full is None else f"{full['nll_nats']:.2f}")
     return columns(rows, left=3)
+
+
+def over_seeds(records: list[dict[str, Any]]) -> str:
+    """Mean and deviation over runs of one configuration that differ by seed alone."""
+    groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for r in records:
+        name = r["model"] + (f"-{r['variant']}" if r["variant"] else "")
+        what = r["preset"] if r["split"] == "test" else f"{r['preset']} {r['split']}"
+        groups.setdefault((what, name, r["config_hash"], r["memory"]["dtype"]), []).append(r)
+    head = "preset,model,T,seen,seeds,bound,± std,bits/dim,paper_style,± std,KL z,KL y,floats"
+    rows = [list[str](head.split(","))]
+
+    def mean(group: list[dict[str, Any]], how: str, term: str) -> float:
+        return statistics.fmean(r[how][term] for r in group)
+
+    def deviation(group: list[dict[str, Any]], how: str) -> str:
+        values = [r[how]["nll_nats"] for r in group]
+        return f"{statistics.stdev(values):.2f}" if len(values) > 1 else "-"
+
+    ordered = sorted(groups.items(), key=lambda one: (one[0][0], mean(one[1], "bound", "nll_nats")))
+    for (what, name, *_), group in ordered:
+        first = group[0]
+        rows.append(
+            [what, name, str(first["T"]), f"{first.get('images_seen', 0):,}", str(len(group))]
+            + [f"{mean(group, 'bound', 'nll_nats'):.2f}", deviation(group, "bound")]
+            + [f"{mean(group, 'bound', 'bits_per_dim'):.4f}"]
+            + [f"{mean(group, 'paper_style', 'nll_nats'):.2f}", deviation(group, "paper_style")]
+            + [f"{mean(group, 'bound', term):.2f}" for term in ("kl_z", "kl_y")]
+            + [f"{first['memory']['floats_per_image']:g}"]
+        )
+    return columns(rows, left=2)
 
 
 def columns(rows: list[list[str]], left: int) -> str:

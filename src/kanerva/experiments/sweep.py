@@ -8,7 +8,8 @@ mean and standard deviation; with one seed there is no deviation, and 95 % over 
 import math
 import statistics
 from copy import copy
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,11 +17,12 @@ from matplotlib.axes import Axes
 
 from kanerva.evaluation.bound import Score, bound
 from kanerva.evaluation.controls import holding
-from kanerva.evaluation.record import memory_size
+from kanerva.evaluation.record import memory_size, read_records
 from kanerva.experiments.lab import FULL_STEPS, Lab
 from kanerva.presets import preset
 from kanerva.runs import fixed_episodes, load_split
 
+RESULTS = Path("results")  # where records lie, in the working directory
 IMAGES = 1024  # of the test set that a quick version scores; the full one scores it all
 TERMS = ("nll_nats", "recon", "kl_z", "kl_y")
 COLOURS = {"kpp": "#1b6ca8", "kpp-paper": "#e07b00", "no-memory": "#6a6a6a", "vae": "#a03070"} | {
@@ -91,6 +93,46 @@ def measured(lab: Lab, setting: Setting, chosen: list[int]) -> dict[str, Any]:
         "floor": math.log(config.episode_length),
         **{how: over_seeds(scores) for how, scores in found.items()},
     }
+
+
+def filed(settings: list[Setting], preset_name: str, least: int = 3) -> list[dict[str, Any]] | None:
+    """The same entries from records of whole test sets, where each setting has at least so many
+    seeds, of one configuration, and all saw as many images. Else None."""
+    folder = RESULTS / preset_name
+    found = read_records(folder) if any(folder.glob("*.json")) else []
+    entries = []
+    for setting in settings:
+        named = (setting.model, setting.variant)
+        mine = [r for r in found if (r["model"], r["variant"]) == named and not r["partial"]]
+        if len(mine) < least or len({r["config_hash"] for r in mine}) > 1:
+            return None
+        first, names = mine[0], [field.name for field in fields(Score)]
+        scores = {
+            how: [Score(**{k: r[how].get(k, r["n_images"]) for k in names}) for r in mine]
+            for how in ("bound", "paper_style")
+        }
+        entries.append(
+            {
+                "label": setting.label,
+                "model": setting.model,
+                "variant": setting.variant,
+                "T": first["T"],
+                "K": first["K"] if setting.model in ("kpp", "kpp-paper") else None,
+                "floats_per_image": first["memory"]["floats_per_image"],
+                "steps": first["steps"],
+                "images_per_step": first["images_seen"] // first["steps"],
+                "seeds": [r["seed"] for r in mine],
+                "n_images": first["n_images"],
+                "floor": math.log(first["T"]),
+                **{how: over_seeds(each) for how, each in scores.items()},
+            }
+        )
+    return entries if len({images_seen(entry) for entry in entries}) == 1 else None
+
+
+def images_seen(entry: dict[str, Any]) -> int:
+    """In training."""
+    return entry["steps"] * entry["images_per_step"]
 
 
 def over_seeds(scores: list[Score]) -> dict[str, Any]:
@@ -169,7 +211,7 @@ def rows(entries: list[dict[str, Any]]) -> list[str]:
     images = " or ".join(map(str, sorted({entry["n_images"] for entry in entries})))
     many = f"mean ± std of {count} seeds" if count > 1 else "one seed"
     lines.append(
-        f"nats per image, {images} test images, {first['steps']} steps, {many}; "
+        f"nats per image, {images} test images, {images_seen(first):,} seen, {many}; "
         "(paper_style) is no bound; floats of M"
     )
     return lines
