@@ -140,9 +140,10 @@ def draw(records: list[dict[str, Any]]) -> Figure:
     rows = [row for found in speeds for row in found]
     several = [row for found in speeds if len({r["form"] for r in found}) > 1 for row in found]
     mixed = [row for found in speeds if len({r["model"] for r in found}) > 1 for row in found]
+    alone = [row for row in rows if row not in mixed]
     panels = {
         "T": ("a step, by T", _lines(rows, "T", _step)),
-        "side": ("reads alone, by side of the memory", _lines(rows, "side", _read)),
+        "side": ("reads alone, by side of the memory", _lines(alone or rows, "side", _read)),
         "floats": ("a step, by size of the memory", _lines(mixed, "floats", _step)),
     }
     drawn = {what: panel for what, panel in panels.items() if panel[1]}
@@ -180,6 +181,7 @@ def _bars(axes: Axes, rows: list[dict[str, Any]]) -> None:
         axes.legend(frameon=False, fontsize=8)
 
 
+MODELS = {"kpp": "#1b6ca8", "kpp-paper": "#e07b00", "dkm": "#2c8a4b", "dkm-tsm": "#2c8a4b"}
 Lines = dict[tuple[Any, ...], dict[int, float]]
 
 
@@ -207,7 +209,8 @@ def _lines(rows: list[dict[str, Any]], what: str, cost: Callable[[dict[str, Any]
 def _curves(axes: Axes, lines: Lines, what: str, title: str) -> None:
     for name, points in lines.items():
         xs = sorted(points)
-        axes.plot(xs, [points[x] for x in xs], "o-", markersize=4, label=", ".join(name[:3]))
+        style = {"markersize": 4, "label": ", ".join(name[:3]), "color": MODELS.get(name[1])}
+        axes.plot(xs, [points[x] for x in xs], "o-", **style)
     axes.set_xscale("log", base=2)
     ticks: list[int] = []
     for x in sorted({x for points in lines.values() for x in points}):
@@ -215,13 +218,13 @@ def _curves(axes: Axes, lines: Lines, what: str, title: str) -> None:
             ticks.append(x)
     axes.set_xticks(ticks, [f"{x / 1e3:.3g}k" if x > 2000 else str(x) for x in ticks])
     axes.minorticks_off()
-    if what == "T":
-        axes.set_ylim(0, 1.25 * max(max(points.values()) for points in lines.values()))
-        axes.legend(frameon=False, fontsize=8, loc="lower left")
-    else:
+    if what == "floats":
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter("{x:g}")
         axes.legend(frameon=False, fontsize=8)
+    else:
+        axes.set_ylim(0, 1.25 * max(max(points.values()) for points in lines.values()))
+        axes.legend(frameon=False, fontsize=8, loc="lower left" if what == "T" else "upper left")
     axes.set_xlabel(XLABELS[what])
     axes.set_ylabel("microseconds per image")
     axes.set_title(title, fontsize=10)
