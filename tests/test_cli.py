@@ -16,6 +16,7 @@ import yaml
 from PIL import Image
 
 import kanerva
+from kanerva import cli
 from kanerva.cli import main
 
 SMALL = [
@@ -321,3 +322,12 @@ def test_non_finite_numbers_exit_3(capsys: pytest.CaptureFixture[str]):
     assert main(["train", *argv]) == 3
     lines = capsys.readouterr().err.strip().splitlines()
     assert "not finite" in lines[-1] and "Traceback" not in "".join(lines)
+
+
+def test_a_warning_is_one_line_and_the_compilers_own_are_not_shown(
+    capsys: pytest.CaptureFixture[str],
+):
+    cli.warn("not kept:\n  no room", UserWarning, "/x/kanerva/data/cache.py", 3)
+    cli.warn("check is deprecated", FutureWarning, "/x/torch/_prims_common/__init__.py", 3)
+    cli.warn("softmax is disabled", UserWarning, "/x/torch/_inductor/ir.py", 3)
+    assert capsys.readouterr().err == "kanerva: not kept: no room\n"

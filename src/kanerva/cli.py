@@ -10,6 +10,7 @@ import re
 import sys
 import time
 import warnings
+from typing import Any
 
 from jsonargparse import ArgumentError
 
@@ -39,10 +40,19 @@ def usage() -> str:
     return "\n".join([*lines, "", "  --version"])
 
 
+def warn(
+    message: Warning | str, category: type[Warning], filename: str, *_: Any, **__: Any
+) -> None:
+    """A warning as one line; not what libraries tell each other, or torch's compiler itself."""
+    theirs = issubclass(category, DeprecationWarning | FutureWarning) or "_inductor" in filename
+    if not theirs:
+        print(f"kanerva: {' '.join(str(message).split())}", file=sys.stderr)
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run one verb; returns the exit code."""
     argv = sys.argv[1:] if argv is None else argv
-    warnings.showwarning = lambda message, *_, **__: print(f"kanerva: {message}", file=sys.stderr)
+    warnings.showwarning = warn
     try:
         if not argv or argv[0] in ("-h", "--help", "help"):
             print(usage())
