@@ -104,8 +104,12 @@ class Lab:
         **parts: Any,
     ) -> RunConfig:
         """The run a preset names, shortened to `steps` in the quick version. `parts` replace
-        fields: `episode_length=8`, or a dict of a part's fields, `memory={"size": 32}`."""
+        fields: `episode_length=8`, or a dict of a part's fields, `memory={"size": 32}`. The Kanerva
+        machines are trained without paying KL(M), as their authors' code does: where it is paid
+        their memory stays at its prior, and there is nothing to read."""
         start = preset(self.preset, model, variant)
+        if model in ("km", "dkm", "dkm-tsm"):
+            parts = {"rows": {"charge": False}} | parts
         for name, value in parts.items():
             new = replace(getattr(start, name), **value) if isinstance(value, dict) else value
             start = replace(start, **{name: new})

@@ -137,8 +137,8 @@ def table(figures: dict[str, Any]) -> list[str]:
         f"{shapes['kpp-small']} of blocks {shapes['kpp-small block']};",
         f"  one set of weights each for every T, trained on 36 such blocks at T={lengths['kpp']}, "
         f"here in a memory with room for {most}",
-        f"dkm: memory {shapes['dkm']}, trained at T={lengths['dkm']}; where half is hidden it sees "
-        "black, all others are told what is hidden",
+        f"dkm: memory {shapes['dkm']}, trained at T={lengths['dkm']}, KL(M) unpaid; where half is "
+        "hidden it sees black, all others are told",
         f"hopfield: beta={figures['beta']:g} on pixels as -1 to 1 (0/1: as they are); nearest: by "
         "squared error; both keep images whole",
         "",

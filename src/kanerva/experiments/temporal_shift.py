@@ -121,7 +121,8 @@ def run(lab: Lab) -> Finding:
         )
     count = orders["dkm"]["n_images"]
     lines.append(
-        f"nats per image, {count} images, seed {chosen[0]}; shuffled: all latents at their means"
+        f"nats per image, {count} images, seed {chosen[0]}; shuffled: all latents at their means; "
+        "dkm: KL(M) unpaid"
     )
     return Finding(figures, lines, verdict_of(gains, orders), {"": drawn_as(lab, figures)})
 
