@@ -55,7 +55,7 @@ PARTS = [(4, 0), (0, 2), (3, 2)]
 def spatial(size: int, channels: int, height: int, width: int, outputs: int = 2) -> SpatialDecoder:
     """With nothing at its initial value: a fresh residual block does nothing."""
     readout = ReadoutConfig(size=size, channels=channels)
-    net = SpatialDecoder(DecoderConfig(base=16, depth=1), readout, outputs, height, width)
+    net = SpatialDecoder(DecoderConfig(base=16, depth=1), readout, outputs, (1, height, width))
     with torch.no_grad():
         for parameter in net.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))

@@ -47,7 +47,7 @@ from kanerva.seeding import stream
 CLOSE = {"rtol": 1e-4, "atol": 1e-4}  # float32, another batch size
 TERMS = ("log_likelihood", "readout_kl", "key_kl")
 KINDS = ["hard", "matched", "deep", "gaussian", "normalised"]
-EVERY = [f"{kind}-{look}" for kind in KINDS for look in ("grey", "colour")]
+EVERY = [f"{kind}-{look}" for kind in KINDS for look in ("grey", "colour")] + ["hard-near"]
 
 MEMORIES = {
     "hard": MemoryConfig(reads=1, size=12, capacity=12, placement="cells", read="hard"),  # 3 x 4
@@ -68,7 +68,8 @@ READOUTS = {
 
 
 def config_of(name: str) -> ModelConfig:
-    """The tiny model called `kind-look`; colour is 10x7, in a memory cells do not divide evenly."""
+    """The tiny model called `kind-look`; colour is 10x7, in a memory cells do not divide evenly;
+    near is in colour, its pixels seeing their neighbours."""
     kind, look = name.split("-")
     grey = ModelConfig(
         model="kpp",
@@ -81,8 +82,10 @@ def config_of(name: str) -> ModelConfig:
     )
     if look == "grey":
         return grey
+    near = DecoderConfig(base=16, depth=1, neighbours=2, near_width=8, near_depth=1)
     return replace(
         grey,
+        decoder=near if look == "near" else grey.decoder,
         image=(3, 10, 7),
         memory=replace(grey.memory, size=grey.memory.size + (1 if kind != "deep" else 0)),
         readout=replace(grey.readout, channels=0 if kind == "normalised" else 2),
@@ -1027,7 +1030,11 @@ def test_familiarity_is_the_best_block_less_no_block(any_model: KanervaHeap):
     memory = any_model.write(images)
     known = any_model.familiarity(memory, images)
     best = any_model.address(memory, images).log_likelihood.amax(-1)
-    none = any_model.elbo(images, any_model.empty(2), sample=False)
+    blind = deepcopy(any_model)  # pictures are compared, whose pixels see no neighbours
+    if blind.decoder.near is not None:
+        for layer in (blind.decoder.near.above, blind.decoder.near.left):
+            torch.nn.init.zeros_(layer.weight)
+    none = blind.elbo(images, blind.empty(2), sample=False)
     expected = best - (none.log_likelihood - none.readout_kl)
     assert known.shape == (2, 4)
     torch.testing.assert_close(known, expected, rtol=1e-4, atol=1e-3)

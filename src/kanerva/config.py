@@ -138,9 +138,14 @@ class DecoderConfig:
     base: int = 256  # ours: feature maps of the first layer, halved per layer
     layers: int = 3  # ours: doublings of the side
     depth: int = 2  # kpp, ours: residual blocks at each of its two resolutions
+    neighbours: int = 0  # kpp, ours: how far a pixel sees up and to its left; 0: not at all
+    near_width: int = 128  # ours: features of a pixel that sees its neighbours
+    near_depth: int = 4  # ours: residual blocks of each such pixel
 
     def __post_init__(self) -> None:
-        _positive(self, "base", "layers", "depth")
+        _positive(self, "base", "layers", "depth", "near_width", "near_depth")
+        if self.neighbours < 0:
+            raise UserError(f"decoder.neighbours must not be negative, got {self.neighbours}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,6 +203,7 @@ class ModelConfig:
         if self.model != "kpp":
             printed = {"memory.placement": "gaussian", "memory.read": "soft"}
             printed |= {"readout.posterior": "amortised", "readout.channels": 0}
+            printed |= {"decoder.neighbours": 0}
             for name, value in printed.items():
                 group, option = name.split(".")
                 if getattr(getattr(self, group), option) != value:
@@ -306,6 +312,9 @@ class RunConfig(ModelConfig):
         del content["data"]["folder"]
         if self.data.crop is None:
             del content["data"]["crop"]  # as it was before there was one
+        if not self.decoder.neighbours:  # as it was before pixels could see any
+            for name in ("neighbours", "near_width", "near_depth"):
+                del content["decoder"][name]
         if self.model not in ROWED:
             del content["rows"]  # says nothing of this model
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]

@@ -2,15 +2,19 @@
 
 from math import ceil
 
+import torch
 from torch import nn
 
 from kanerva.config import DecoderConfig, ReadoutConfig
 from kanerva.encoder import quarter
 from kanerva.layers.evonorm import EvoNormS0
-from kanerva.layers.residual import NormSiLU, residual_stack
-from kanerva.shapes import DecoderOutput, Readout
+from kanerva.layers.neighbours import Neighbours
+from kanerva.layers.residual import Maps, NormSiLU, residual_stack
+from kanerva.likelihoods import Likelihood
+from kanerva.shapes import DecoderOutput, Episode, Readout
 
 _NARROWEST = 16  # ours: feature maps are halved per layer, but not below this
+_BLIND = 8  # ours: every eighth image of a training episode is decoded without its neighbours
 
 
 class Decoder(nn.Module):
@@ -43,31 +47,69 @@ class SpatialDecoder(nn.Module):
     """`kpp`'s decoder: a readout with a global and a spatial part to likelihood parameters.
 
     `base` maps at a quarter of the side, half as many at half of it; the last convolution gives
-    each of its places the pixels of a 2x2 patch.
+    each of its places the pixels of a 2x2 patch: likelihood parameters, or, where pixels see their
+    neighbours, features that become parameters once those are known.
     """
 
     def __init__(
-        self, config: DecoderConfig, readout: ReadoutConfig, outputs: int, height: int, width: int
+        self,
+        config: DecoderConfig,
+        readout: ReadoutConfig,
+        outputs: int,
+        image: tuple[int, int, int],
     ) -> None:
         super().__init__()
-        self.height, self.width, base = height, width, config.base
-        self.size, self.side = readout.size, (quarter(height), quarter(width))
+        channels, self.height, self.width = image
+        base, half = config.base, config.base // 2
+        self.size, self.side = readout.size, (quarter(self.height), quarter(self.width))
         if readout.size:
             self.from_global = nn.Linear(readout.size, base * self.side[0] * self.side[1])
         if readout.channels:
             self.from_maps = nn.Conv2d(readout.channels, base, 3, padding=1)
-        half = base // 2
+        last, self.near = outputs, None
+        if config.neighbours:
+            last, near = config.near_width, (config.near_width, config.near_depth)
+            self.near = Neighbours(channels, last, outputs, config.neighbours, *near)
         self.stack = nn.Sequential(
             residual_stack(base, config.depth),
             nn.Conv2d(base, 4 * half, 1),
             nn.PixelShuffle(2),
             residual_stack(half, config.depth),
             NormSiLU(1, half),
-            nn.Conv2d(half, 4 * outputs, 3, padding=1),
+            nn.Conv2d(half, 4 * last, 3, padding=1),
             nn.PixelShuffle(2),
         )
 
-    def forward(self, readout: Readout) -> DecoderOutput:
+    def forward(self, readout: Readout, images: Episode | None = None) -> DecoderOutput:
+        """Parameters of p(x | z), pixel for pixel. Where pixels see their neighbours, those of
+        p(x_i | z, pixels of `images` before i); without images those of each by itself, which
+        pictures and comparisons are made of. For its sake a share of all images is trained so."""
+        pixels = self._features(readout)
+        if self.near is not None:
+            seen = None if images is None else images.flatten(0, 1)
+            seeing = None
+            if self.training:
+                t = torch.arange(readout.shape[1], device=readout.device)
+                seeing = (t % _BLIND != _BLIND - 1).float().repeat(len(readout))
+            pixels = self.near(pixels, seen, seeing)
+        return pixels.unflatten(0, readout.shape[:2])
+
+    @torch.no_grad()
+    def draw(
+        self,
+        readout: Readout,
+        likelihood: Likelihood,
+        generator: torch.Generator | None = None,
+    ) -> Episode:
+        """A sample of p(x | z): all pixels at once, or in turn where they see their neighbours."""
+        if self.near is None:
+            return likelihood.sample(self(readout), generator)
+        drawn = self.near.draw(
+            self._features(readout), lambda one: likelihood.sample(one[None], generator)[0]
+        )
+        return drawn.unflatten(0, readout.shape[:2])
+
+    def _features(self, readout: Readout) -> Maps:
         flat = readout.flatten(0, 1)
         parts = []
         if self.size:
@@ -75,5 +117,4 @@ class SpatialDecoder(nn.Module):
             parts.append(known.unflatten(-1, (-1, *self.side)))
         if flat.shape[1] > self.size:
             parts.append(self.from_maps(flat[:, self.size :].unflatten(-1, (-1, *self.side))))
-        pixels = self.stack(sum(parts[1:], parts[0]))[..., : self.height, : self.width]
-        return pixels.unflatten(0, readout.shape[:2])
+        return self.stack(sum(parts[1:], parts[0]))[..., : self.height, : self.width]

@@ -64,7 +64,7 @@ class KanervaHeap(MemoryModel):
         self.writer = BlockAllocator(config.memory, features, side, self.placer.block)
         self.readout = SpatialReadout(config.readout, self.writer.shape, features, side)
         outputs = self.likelihood.outputs(channels)
-        self.decoder = SpatialDecoder(config.decoder, config.readout, outputs, height, width)
+        self.decoder = SpatialDecoder(config.decoder, config.readout, outputs, config.image)
 
     @property
     def key_shape(self) -> tuple[int, ...]:
@@ -121,10 +121,15 @@ class KanervaHeap(MemoryModel):
         traces = self.traces(memory, y)
         reading = self.readout(traces, maps, sample=sample, generator=generator)
         return ElboTerms(
-            log_likelihood=self.likelihood.log_prob(self.decoder(reading.readout), episode),
+            log_likelihood=self.log_likelihood(reading.readout, episode),
             readout_kl=reading.kl,
             key_kl=keys.kl_to_prior(),
         )
+
+    def log_likelihood(self, readout: Readout, episode: Episode) -> PerImage:
+        """ln p(x | z); a product over pixels, each given those before it, where a decoder sees
+        neighbours."""
+        return self.likelihood.log_prob(self.decoder(readout, episode), episode)
 
     def forward(self, episode: Episode) -> dict[str, Tensor]:
         """The training objective, and beside it what puts like beside like: a loss of the key
@@ -330,7 +335,7 @@ class KanervaHeap(MemoryModel):
         """How much better the best block held explains an image than no block does: nats.
 
         Large for what was written, negative for what was not: ln p(x | best block) less what an
-        empty place gives, both at means: a score, not a bound.
+        empty place gives, both at means and pixel by pixel: a score, not a bound.
         """
         episode, maps = self.as_episodes(images), self.encoder(self.as_episodes(images))
         best = self.address(memory, images).log_likelihood.max(dim=-1).values
@@ -440,7 +445,7 @@ class KanervaHeap(MemoryModel):
         """ln p(x, z, y | M): everything the generative side says, from M, y and z alone."""
         reading = self.readout(self.traces(maps, keys), readout=readout)
         return JointDensity(
-            log_likelihood=self.likelihood.log_prob(self.decoder(readout), episode),
+            log_likelihood=self.log_likelihood(readout, episode),
             readout_log_prior=reading.log_prior,
             key_log_prior=DiagonalNormal.standard_like(keys).log_prob(keys),
         )
@@ -458,7 +463,7 @@ class KanervaHeap(MemoryModel):
         for _ in range(samples):
             y = keys.sample(generator)
             reading = self.readout(self.traces(memory, y), maps, generator=generator)
-            likelihood = self.likelihood.log_prob(self.decoder(reading.readout), episode)
+            likelihood = self.log_likelihood(reading.readout, episode)
             z_ratio = reading.log_prior - reading.log_posterior
             draws.append(likelihood + z_ratio - keys.log_ratio(y))
         weights = torch.stack(draws)

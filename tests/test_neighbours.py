@@ -1,0 +1,127 @@
+"""Pixels that see those before them: nothing of the future, and a likelihood that sums to one."""
+
+from itertools import product
+
+import pytest
+import torch
+from torch import Tensor
+
+from kanerva.config import DecoderConfig, LikelihoodConfig, ReadoutConfig, RunConfig
+from kanerva.decoder import SpatialDecoder
+from kanerva.errors import UserError
+from kanerva.layers.neighbours import Neighbours
+from kanerva.likelihoods import Bernoulli, make_likelihood
+from kanerva.presets import preset
+
+HEIGHT, WIDTH = 6, 7
+
+
+def net(channels: int = 1, outputs: int = 1, reach: int = 2) -> Neighbours:
+    """With nothing at its initial value: a fresh residual block does nothing."""
+    made = Neighbours(channels, 5, outputs, reach, 8, 2)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return made
+
+
+@pytest.mark.parametrize("reach", [1, 2, 3])
+def test_a_pixel_sees_its_neighbourhood_and_nothing_else(reach: int):
+    """Each pixel in turn is changed: which outputs move?"""
+    made, features = net(reach=reach), torch.randn(1, 5, HEIGHT, WIDTH)
+    images = torch.rand(1, 1, HEIGHT, WIDTH)
+    before = made(features, images)
+    for i, j in product(range(HEIGHT), range(WIDTH)):
+        other = images.clone()
+        other[0, 0, i, j] += 0.5
+        moved = (made(features, other) != before)[0, 0]
+        for a, b in product(range(HEIGHT), range(WIDTH)):
+            down, right = a - i, b - j
+            same_row = down == 0 and 0 < right <= reach
+            below = 0 < down <= reach and abs(right) <= reach
+            assert moved[a, b] == (same_row or below), (i, j, a, b)
+
+
+def test_features_speak_for_their_own_pixel():
+    made, features = net(), torch.randn(1, 5, HEIGHT, WIDTH)
+    images = torch.rand(1, 1, HEIGHT, WIDTH)
+    other = features.clone()
+    other[..., 3, 2] += 1
+    moved = (made(other, images) != made(features, images))[0, 0]
+    assert moved.nonzero().tolist() == [[3, 2]]
+
+
+def test_the_probabilities_of_all_images_sum_to_one():
+    """Of 2^6 binary ones: each pixel's may depend on the others only through those before it."""
+    made, features = net(), torch.randn(1, 5, 2, 3)
+    every = torch.tensor(list(product([0.0, 1.0], repeat=6))).view(-1, 1, 2, 3)
+    output = made(features.expand(len(every), -1, -1, -1), every)
+    log_prob = Bernoulli().log_prob(output[None], every[None])
+    assert log_prob.double().exp().sum().item() == pytest.approx(1.0, abs=1e-5)
+    alone = Bernoulli().log_prob(made(features).expand_as(output)[None], every[None])
+    assert (log_prob - alone).abs().max() > 0.05  # and neighbours do matter
+
+
+def test_drawing_follows_the_density():
+    """Drawn without chance, an image is what its own parameters say of it, pixel for pixel."""
+    made, features = net(channels=3, outputs=3), torch.randn(4, 5, HEIGHT, WIDTH)
+    images = made.draw(features, torch.sigmoid)
+    torch.testing.assert_close(images, made(features, images).sigmoid(), rtol=1e-5, atol=1e-5)
+
+
+def test_draws_have_the_frequencies_of_the_density():
+    made, features = net(), torch.randn(1, 5, 1, 3)
+    many = made.draw(features.expand(20_000, -1, -1, -1), lambda p: torch.bernoulli(p.sigmoid()))
+    for bits in product([0.0, 1.0], repeat=3):
+        one = torch.tensor(bits).view(1, 1, 1, 3)
+        p = Bernoulli().log_prob(made(features, one)[None], one[None]).exp().item()
+        seen = (many == one).flatten(1).all(dim=1).float().mean().item()
+        assert seen == pytest.approx(p, abs=4 * (p * (1 - p) / 20_000) ** 0.5 + 1e-3)
+
+
+def test_images_whose_neighbours_are_hidden_are_decoded_by_themselves():
+    made, features = net(), torch.randn(3, 5, HEIGHT, WIDTH)
+    images = torch.rand(3, 1, HEIGHT, WIDTH)
+    output = made(features, images, torch.tensor([1.0, 0.0, 1.0]))
+    torch.testing.assert_close(output[1], made(features)[1])
+    torch.testing.assert_close(output[[0, 2]], made(features, images)[[0, 2]])
+
+
+# In the decoder
+
+
+def decoder(neighbours: int) -> tuple[SpatialDecoder, Tensor, Tensor]:
+    config = DecoderConfig(base=16, depth=1, neighbours=neighbours, near_width=8, near_depth=1)
+    made = SpatialDecoder(config, ReadoutConfig(size=4, channels=2), 20, (3, 8, 9))
+    return made, torch.randn(2, 16, 4 + 2 * 2 * 3), torch.randint(256, (2, 16, 3, 8, 9)) / 255
+
+
+def test_every_eighth_image_is_trained_without_its_neighbours():
+    made, readout, images = decoder(2)
+    trained, seen, alone = made(readout, images), made.eval()(readout, images), made(readout)
+    for t in range(16):
+        expected = alone if t in (7, 15) else seen
+        torch.testing.assert_close(trained[:, t], expected[:, t])
+    assert not torch.allclose(seen, alone)
+
+
+@pytest.mark.parametrize("neighbours", [0, 2])
+def test_a_drawn_image_is_one_that_the_likelihood_scores(neighbours: int):
+    made, readout, images = decoder(neighbours)
+    likelihood = make_likelihood(LikelihoodConfig(kind="logistic_mixture", components=2))
+    drawn = made.draw(readout, likelihood, torch.Generator().manual_seed(0))
+    assert drawn.shape == images.shape
+    likelihood.check(drawn)
+    assert likelihood.log_prob(made.eval()(readout, drawn), drawn).isfinite().all()
+
+
+def test_a_config_without_neighbours_is_named_as_before():
+    """Records made before there were any name the same configuration."""
+    assert preset("mnist").config_hash() == "91533748226c09de"
+
+
+def test_neighbours_are_for_kpp():
+    with pytest.raises(UserError, match=r"decoder\.neighbours=3 is for kpp"):
+        RunConfig(model="kpp-paper", decoder=DecoderConfig(neighbours=3))
+    with pytest.raises(UserError, match="neighbours must not be negative"):
+        DecoderConfig(neighbours=-1)
