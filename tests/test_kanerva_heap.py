@@ -1024,6 +1024,24 @@ def test_a_batch_is_addressed_and_recalled_as_its_episodes_are(any_model: Kanerv
         torch.testing.assert_close(recalled[:, b], steps, rtol=1e-3, atol=1e-3)
 
 
+def test_drawn_pixels_have_the_means_of_their_likelihood():
+    """Of pixels that see no neighbours, on average; of those that do, likely under their own."""
+    for name in ("hard-grey", "hard-near"):
+        model, noise = awake(name), torch.Generator().manual_seed(0)
+        readout = model.read(model.write(draw(model.config, 3)), torch.zeros(3, 2))
+        many = model.drawn(readout.repeat(200, 1, 1), noise)
+        model.likelihood.check(many)
+        if name == "hard-grey":
+            expected = model.likelihood.mean(model.decoder(readout))[0]
+            torch.testing.assert_close(many.mean(0), expected, rtol=0.0, atol=0.16)  # 4 errors
+        else:
+            own = model.log_likelihood(readout.repeat(200, 1, 1), many).mean()
+            rolled = model.log_likelihood(
+                readout.repeat(200, 1, 1), many.roll(1, 0).flip(-1)
+            ).mean()
+            assert own > rolled + 1
+
+
 def test_familiarity_is_the_best_block_less_no_block(any_model: KanervaHeap):
     """ln p(x | best block) less the bound in an empty memory, which names no place."""
     images = draw(any_model.config, 2, 4)

@@ -18,7 +18,7 @@ from kanerva.experiments.lab import Experiment, Finding, Lab, Pixels
 from kanerva.memory.heap import Memory
 from kanerva.models import VAE, KanervaHeap, KanervaPlusPlus, MemoryModel
 from kanerva.pictures import sheet
-from kanerva.shapes import DecoderOutput, Episode
+from kanerva.shapes import Episode, Readout
 
 Latents = Float[Tensor, "B n *key"]  # keys, or a VAE's readouts: N(0, 1) a priori, all of them
 Rows = Float[Tensor, "rows R C H W"]  # what moves of one image's key bring
@@ -51,24 +51,24 @@ class Scene:
     def key_shape(self) -> tuple[int, ...]:
         return tuple(self.starts.shape[2:])
 
-    def outputs(self, keys: Latents, generator: torch.Generator | None = None) -> DecoderOutput:
-        """What the decoder makes of keys: z drawn where a generator is given, else its mean."""
+    def readouts(self, keys: Latents, generator: torch.Generator | None = None) -> Readout:
+        """z at keys: drawn where a generator is given, else its mean."""
         model = self.model
         if isinstance(model, VAE):
-            return model.decoder(keys)
+            return keys
         assert self.memory is not None
         maps = model.as_maps(self.memory)
         if isinstance(model, KanervaHeap):
             drawn = generator is not None
             reading = model.readout(model.traces(maps, keys), sample=drawn, generator=generator)
-            return model.decoder(reading.readout)
+            return reading.readout
         assert isinstance(model, KanervaPlusPlus)
         prior = model.read_maps(maps, keys)
-        return model.decoder(prior.mean if generator is None else prior.sample(generator))
+        return prior.mean if generator is None else prior.sample(generator)
 
     def pictures(self, keys: Latents, generator: torch.Generator | None = None) -> Episode:
         """The same as expected pixels."""
-        return self.model.likelihood.mean(self.outputs(keys, generator))
+        return self.model.likelihood.mean(self.model.decoder(self.readouts(keys, generator)))
 
     def anywhere(self, count: int, generator: torch.Generator) -> Latents:
         """`count` keys for each memory from their prior, N(0, 1)."""

@@ -52,8 +52,9 @@ def samples(
         scenes["nothing written"] = Scene(model, model.empty(len(at.starts)), at.starts)
     found = {}
     for how, one in scenes.items():
-        output = one.outputs(keys, generator)
-        mean, drawn = model.likelihood.mean(output), model.likelihood.sample(output, generator)
+        readout = one.readouts(keys, generator)
+        mean = model.likelihood.mean(model.decoder(readout))
+        drawn = model.drawn(readout, generator)
         found[how] = (mean.flatten(0, 1)[:DRAWN], drawn.flatten(0, 1)[:DRAWN])
     return found
 

@@ -22,7 +22,7 @@ from kanerva.errors import UserError
 from kanerva.likelihoods import make_likelihood
 from kanerva.memory.heap import Memory
 from kanerva.memory.quantise import bits, rounded
-from kanerva.shapes import Episode, PerImage
+from kanerva.shapes import Episode, PerImage, Readout
 from kanerva.tensorfile import read_tensors, write_tensors
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
@@ -124,6 +124,8 @@ class MemoryModel(
     Images are floats on [0, 1] (for 8-bit likelihoods also uint8, divided by 255): one episode
     (T, C, H, W) or a batch (B, T, C, H, W). What comes back has the batch dimension that went in.
     """
+
+    decoder: nn.Module  # of readouts, to parameters of the likelihood
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -229,6 +231,10 @@ class MemoryModel(
     def familiarity(self, memory: Memory, images: Images) -> PerImage:
         """Nats by which a memory knows an image, where a model can tell."""
         raise UserError(f"{self.config.model} cannot tell what its memory holds")
+
+    def drawn(self, readout: Readout, generator: torch.Generator | None = None) -> Episode:
+        """Pixels of p(x | z)."""
+        return self.likelihood.sample(self.decoder(readout), generator)
 
     def given(self, memory: Memory | None) -> Memory:
         """A memory that a method cannot do without."""

@@ -131,6 +131,10 @@ class KanervaHeap(MemoryModel):
         neighbours."""
         return self.likelihood.log_prob(self.decoder(readout, episode), episode)
 
+    def drawn(self, readout: Readout, generator: torch.Generator | None = None) -> Episode:
+        """Pixels of p(x | z): one after another, where they see their neighbours."""
+        return self.decoder.draw(readout, self.likelihood, generator)
+
     def forward(self, episode: Episode) -> dict[str, Tensor]:
         """The training objective, and beside it what puts like beside like: a loss of the key
         network alone."""
