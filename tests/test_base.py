@@ -30,6 +30,25 @@ def test_a_saved_model_comes_back_the_same(model: KanervaPlusPlus, draw, tmp_pat
     assert torch.equal(ours.elbo, theirs.elbo)
 
 
+def test_weights_of_a_version_with_fewer_options_load(
+    model: KanervaPlusPlus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def older(config: ModelConfig) -> dict:
+        written = to_dict(config)
+        del written["decoder"]["neighbours"]
+        return written
+
+    with monkeypatch.context() as patch:
+        patch.setattr(base_module, "to_dict", older)
+        model.save_pretrained(tmp_path)
+    assert KanervaPlusPlus.from_pretrained(tmp_path).config == model.config
+    written = json.loads((tmp_path / "config.json").read_text())
+    written["optional"] = written.pop("rows")
+    (tmp_path / "config.json").write_text(json.dumps(written))
+    with pytest.raises(UserError, match="optional"):
+        KanervaPlusPlus.from_pretrained(tmp_path)
+
+
 def test_saving_says_nothing(model: KanervaPlusPlus, tmp_path: Path, capfd):
     """No message, and (warnings being errors here) no warning."""
     model.save_pretrained(tmp_path)

@@ -1029,7 +1029,7 @@ def test_drawn_pixels_have_the_means_of_their_likelihood():
     for name in ("hard-grey", "hard-near"):
         model, noise = awake(name), torch.Generator().manual_seed(0)
         readout = model.read(model.write(draw(model.config, 3)), torch.zeros(3, 2))
-        many = model.drawn(readout.repeat(200, 1, 1), noise)
+        many = model.draw_pixels(readout.repeat(200, 1, 1), noise)
         model.likelihood.check(many)
         if name == "hard-grey":
             expected = model.likelihood.mean(model.decoder(readout))[0]

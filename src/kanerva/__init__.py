@@ -1,6 +1,6 @@
 """Generative memory: write an episode of images into one small latent map, then read it back.
 
-model = kanerva.load("runs/glyphs-kpp-paper-s0")
+model = kanerva.load("glyphs")                  # or a run: "runs/glyphs-kpp-paper-s0"
 memory = model.write(images)                    # (T, C, H, W) -> Memory
 recalled = model.recall(memory, noisy, steps=10)
 samples = model.generate(memory, 64)

@@ -90,7 +90,7 @@ def table(figures: dict[str, Any]) -> list[str]:
     lines = [
         f"mean squared pixel error x 1000 against the clean image, ± its standard error over "
         f"{figures['images']} images",
-        f"images in one memory, as in training: {lengths}; KL(M) unpaid; vae and filter have none",
+        f"images in one memory, as in training: {lengths}; dkm: KL(M) unpaid; vae and filter: none",
         "",
         f"{'':<24}" + "".join(f"{name:>18}" for name in CUES),
     ]

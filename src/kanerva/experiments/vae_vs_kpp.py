@@ -54,7 +54,7 @@ def samples(
     for how, one in scenes.items():
         readout = one.readouts(keys, generator)
         mean = model.likelihood.mean(model.decoder(readout))
-        drawn = model.drawn(readout, generator)
+        drawn = model.draw_pixels(readout, generator)
         found[how] = (mean.flatten(0, 1)[:DRAWN], drawn.flatten(0, 1)[:DRAWN])
     return found
 

@@ -54,9 +54,9 @@ class Solve(torch.autograd.Function):
         return solution
 
     @staticmethod
-    def backward(ctx, gradient: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ANN001
+    def backward(ctx, *grad_outputs: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ANN001
         root, solution = ctx.saved_tensors
-        right = _solved(root, gradient)
+        right = _solved(root, grad_outputs[0])
         return -right @ solution.mT, right
 
 

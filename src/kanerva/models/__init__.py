@@ -37,6 +37,7 @@ MODELS: dict[str, type[MemoryModel]] = {
 
 __all__ = [
     "MODELS",
+    "PRETRAINED",
     "ElboTerms",
     "JointDensity",
     "DifferentiableNeuralComputer",
@@ -50,6 +51,8 @@ __all__ = [
     "VariationalMemoryAddressing",
     "build",
     "load",
+    "shipped",
+    "shipped_folder",
 ]
 
 
@@ -58,22 +61,45 @@ def build(config: ModelConfig) -> MemoryModel:
     return MODELS[config.model](config)
 
 
+def _checkpoint_in(run: Path) -> Path | None:
+    names = ["best", ".best.old", "last", ".last.old"]  # old: a save was killed half way
+    folders = [run, *(run / "checkpoints" / name for name in names)]
+    return next((folder for folder in folders if (folder / CONFIG).is_file()), None)
+
+
 def checkpoint_folder(run: Path) -> Path:
     """A run folder's best checkpoint, else its last; a checkpoint folder is itself."""
-    names = ["best", ".best.old", "last", ".last.old"]  # old: a save was killed half way
-    for folder in [run, *(run / "checkpoints" / name for name in names)]:
-        if (folder / CONFIG).is_file():
-            return folder
-    raise UserError(f"no checkpoint in {run}: train with `kanerva train --run {run}`")
+    folder = _checkpoint_in(run)
+    if folder is None:
+        raise UserError(f"no checkpoint in {run}: train with `kanerva train --run {run}`")
+    return folder
+
+
+PRETRAINED = Path(__file__).parents[1] / "pretrained"  # a folder for each model that ships
+
+
+def shipped() -> list[str]:
+    """Names of the models that come with the package."""
+    return sorted(file.parent.name for file in PRETRAINED.glob(f"*/{CONFIG}"))
+
+
+def shipped_folder(name: str | Path) -> Path | None:
+    """The files of a shipped model, if a name means one. A run of that name in the working
+    directory comes first, any other folder does not; `./NAME`, or a `Path`, is always a folder."""
+    if isinstance(name, Path) or name not in shipped() or _checkpoint_in(Path(name)) is not None:
+        return None
+    return PRETRAINED / name
 
 
 def load(name: str | Path, *, device: str | torch.device = "cpu") -> MemoryModel:
-    """A trained model from a run folder, a checkpoint folder or a Hub id, ready to evaluate."""
-    path = Path(name)
+    """A trained model, ready to evaluate: the name of one that ships with the package, a run
+    folder, a checkpoint folder or a Hub id."""
+    path = shipped_folder(name) or Path(name)
     local = len(path.parts) != 2 or path.parts[0] == "runs" or path.parent.is_dir()
     if local:  # a Hub id is owner/name
         if not path.is_dir():
-            raise UserError(f"no run folder at {path} (looked in {Path.cwd()})")
+            ships = "" if len(path.parts) > 1 else f"; shipped models: {', '.join(shipped())}"
+            raise UserError(f"no run folder at {path} (looked in {Path.cwd()}){ships}")
         folder = checkpoint_folder(path)
         model = MODELS[read_config(folder / CONFIG).model]
         return model.from_pretrained(folder, map_location=device)

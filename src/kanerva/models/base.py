@@ -92,6 +92,7 @@ def all_but_one(length: int, device: torch.device) -> Int[Tensor, "T rest"]:
 
 
 Images = Shaped[Tensor, "*B T C H W"]
+Weigh = Callable[[], PerImage]  # a log-weight of each image, of new latents at each call
 M = TypeVar("M", bound="MemoryModel")
 
 
@@ -203,9 +204,19 @@ class MemoryModel(
     ) -> ElboTerms: ...
 
     @abstractmethod
+    def weighing(self, episode: Episode, generator: torch.Generator | None) -> Weigh:
+        """M and q of an episode; what is given back draws latents at each call."""
+
     def log_weights(
         self, images: Images, samples: int, *, generator: torch.Generator | None = None
-    ) -> Float[Tensor, "samples *B T"]: ...
+    ) -> Float[Tensor, "samples *B T"]:
+        """ln p(x, latents | M) - ln q(latents | X), draw by draw, M fixed: their log-mean-exp is
+        IWAE's bound."""
+        if samples < 1:
+            raise UserError(f"samples must be at least 1, got {samples}")
+        draw = self.weighing(self.as_pixels(images), generator)
+        weights = torch.stack([draw() for _ in range(samples)])
+        return weights if images.ndim == 5 else weights[:, 0]
 
     @abstractmethod
     def left_out(
@@ -232,7 +243,7 @@ class MemoryModel(
         """Nats by which a memory knows an image, where a model can tell."""
         raise UserError(f"{self.config.model} cannot tell what its memory holds")
 
-    def drawn(self, readout: Readout, generator: torch.Generator | None = None) -> Episode:
+    def draw_pixels(self, readout: Readout, generator: torch.Generator | None = None) -> Episode:
         """Pixels of p(x | z)."""
         return self.likelihood.sample(self.decoder(readout), generator)
 
@@ -396,13 +407,14 @@ def save_weights(
     """Write `model.safetensors` and `config.json` into a folder; the first knows the second.
     `weights` are the model's own, unless given."""
     state = model.state_dict() if weights is None else weights
-    write_tensors(folder / WEIGHTS, state, {"format": "pt", "config": _name(model)})
+    write_tensors(folder / WEIGHTS, state, {"format": "pt", "config": _name(to_dict(model.config))})
     (folder / CONFIG).write_text(json.dumps(to_dict(model.config), indent=2) + "\n")
 
 
-def _name(model: MemoryModel) -> str:
-    """A hash of the config, by which weights recognise theirs."""
-    return hashlib.sha256(json.dumps(to_dict(model.config), sort_keys=True).encode()).hexdigest()
+def _name(config: object) -> str:
+    """A hash of a config as it is written, by which weights recognise theirs: options that a later
+    version adds do not count."""
+    return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
 
 
 def read_config(path: Path) -> ModelConfig:
@@ -432,7 +444,8 @@ def load_weights(
                 f"{path} does not fit its config.json: {name} is {tuple(value.shape)}, "
                 f"not {tuple(expected[name].shape)}"
             )
-    if about.get("config", _name(model)) != _name(model):
+    written = json.loads((path.parent / CONFIG).read_text())
+    if about.get("config", _name(written)) != _name(written):
         raise UserError(f"{path} does not fit its config.json, which was altered")
     if place is not None:
         state = {name: place(value, expected[name]) for name, value in state.items()}

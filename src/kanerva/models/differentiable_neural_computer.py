@@ -33,9 +33,9 @@ from kanerva.memory.dnc_access import (
     step,
 )
 from kanerva.memory.heap import Memory
-from kanerva.models.base import ElboTerms, Images, JointDensity, MemoryModel, all_but_one
+from kanerva.models.base import ElboTerms, Images, JointDensity, MemoryModel, Weigh, all_but_one
 from kanerva.readout import ReadoutPosterior
-from kanerva.shapes import Embedding, Episode, MemoryMap, Readout
+from kanerva.shapes import Embedding, Episode, MemoryMap, PerImage, Readout
 
 KEY = 8  # ours: numbers of y, from which an image's reads follow
 STRENGTH = 9.0  # ours: what a read strength's logit starts from; its content weights are then sharp
@@ -260,23 +260,18 @@ class DifferentiableNeuralComputer(MemoryModel):
             key_kl=q_keys.kl_to_prior(),
         )
 
-    def log_weights(
-        self, images: Images, samples: int, *, generator: torch.Generator | None = None
-    ) -> Float[Tensor, "samples *B T"]:
+    def weighing(self, episode: Episode, generator: torch.Generator | None) -> Weigh:
         """ln p(x, z, y | M) - ln q(z, y | x), draw by draw."""
-        if samples < 1:
-            raise UserError(f"samples must be at least 1, got {samples}")
-        episode = self.as_pixels(images)
         embedding = self.encoder(episode)
         q_keys, q_readout = self.key_posterior(embedding), self.readout_posterior(embedding)
         maps = self.written(embedding, q_keys)
-        draws = []
-        for _ in range(samples):
+
+        def draw() -> PerImage:
             keys, readout = q_keys.sample(generator), q_readout.sample(generator)
             joint = self.joint(episode, maps, keys, readout)
-            draws.append(joint.total - q_keys.log_prob(keys) - q_readout.log_prob(readout))
-        weights = torch.stack(draws)
-        return weights if images.ndim == 5 else weights[:, 0]
+            return joint.total - q_keys.log_prob(keys) - q_readout.log_prob(readout)
+
+        return draw
 
     # Controls
 

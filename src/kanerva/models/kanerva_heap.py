@@ -16,6 +16,7 @@ p(z | M, y), p(x | z), and sees an episode through M only.
 """
 
 from dataclasses import dataclass, replace
+from typing import cast
 
 import torch
 from jaxtyping import Float, Int
@@ -29,7 +30,7 @@ from kanerva.errors import UserError
 from kanerva.memory.heap import Memory, Slots
 from kanerva.memory.placement import KeyPosterior, Placer, Places, locality_loss
 from kanerva.memory.writers import BlockAllocator
-from kanerva.models.base import ElboTerms, Images, JointDensity, MemoryModel, all_but_one
+from kanerva.models.base import ElboTerms, Images, JointDensity, MemoryModel, Weigh, all_but_one
 from kanerva.readout import SpatialReadout
 from kanerva.seeding import normal
 from kanerva.shapes import Blocks, Episode, FeatureMaps, MemoryMap, PerImage, Points, Readout
@@ -131,9 +132,9 @@ class KanervaHeap(MemoryModel):
         neighbours."""
         return self.likelihood.log_prob(self.decoder(readout, episode), episode)
 
-    def drawn(self, readout: Readout, generator: torch.Generator | None = None) -> Episode:
+    def draw_pixels(self, readout: Readout, generator: torch.Generator | None = None) -> Episode:
         """Pixels of p(x | z): one after another, where they see their neighbours."""
-        return self.decoder.draw(readout, self.likelihood, generator)
+        return cast(SpatialDecoder, self.decoder).draw(readout, self.likelihood, generator)
 
     def forward(self, episode: Episode) -> dict[str, Tensor]:
         """The training objective, and beside it what puts like beside like: a loss of the key
@@ -454,24 +455,19 @@ class KanervaHeap(MemoryModel):
             key_log_prior=DiagonalNormal.standard_like(keys).log_prob(keys),
         )
 
-    def log_weights(
-        self, images: Images, samples: int, *, generator: torch.Generator | None = None
-    ) -> Float[Tensor, "samples *B T"]:
+    def weighing(self, episode: Episode, generator: torch.Generator | None) -> Weigh:
         """ln p(x, z, y | M) - ln q(z, y | X), draw by draw, M and the deal fixed."""
-        if samples < 1:
-            raise UserError(f"samples must be at least 1, got {samples}")
-        episode = self.as_pixels(images)
         maps = self.encoder(episode)
         memory, keys = self.write_episode(maps, generator)
-        draws = []
-        for _ in range(samples):
+
+        def draw() -> PerImage:
             y = keys.sample(generator)
             reading = self.readout(self.traces(memory, y), maps, generator=generator)
             likelihood = self.log_likelihood(reading.readout, episode)
             z_ratio = reading.log_prior - reading.log_posterior
-            draws.append(likelihood + z_ratio - keys.log_ratio(y))
-        weights = torch.stack(draws)
-        return weights if images.ndim == 5 else weights[:, 0]
+            return likelihood + z_ratio - keys.log_ratio(y)
+
+        return draw
 
     def left_out(self, images: Images, *, generator: torch.Generator | None = None) -> ElboTerms:
         """Each image scored in the memory of the rest of its episode, its key at a free place: the

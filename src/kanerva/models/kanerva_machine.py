@@ -22,10 +22,9 @@ from kanerva.config import ModelConfig
 from kanerva.decoder import Decoder
 from kanerva.distributions import DiagonalNormal, mapped
 from kanerva.encoder import EpisodeEncoder
-from kanerva.errors import UserError
 from kanerva.memory.heap import Memory
 from kanerva.memory.matrix_normal import Addresses, Codes, MatrixNormal, MatrixPrior, posterior
-from kanerva.models.base import ElboTerms, Images, JointDensity, MemoryModel, all_but_one
+from kanerva.models.base import ElboTerms, Images, JointDensity, MemoryModel, Weigh, all_but_one
 from kanerva.shapes import Embedding, Episode, MemoryMap, PerImage, Readout
 
 Vectors = Float[Tensor, "B T key"]  # y of km, w of dkm
@@ -181,21 +180,12 @@ class MatrixMachine(MemoryModel):
 
     # For scores: importance weights, controls
 
-    def log_weights(
-        self, images: Images, samples: int, *, generator: torch.Generator | None = None
-    ) -> Float[Tensor, "samples *B T"]:
+    def weighing(self, episode: Episode, generator: torch.Generator | None) -> Weigh:
         """ln p(x, z, y | M) - ln q(z, y | X, M), draw by draw, all at one M ~ q(M | X)."""
-        if samples < 1:
-            raise UserError(f"samples must be at least 1, got {samples}")
-        episode = self.as_pixels(images)
         embedding = self.encoder(episode)
         maps = self.drawn(self.written(embedding), True, generator)
         q_keys = self.key_posterior(embedding, maps)
-        draws = [
-            self.log_weight(episode, embedding, maps, q_keys, generator) for _ in range(samples)
-        ]
-        weights = torch.stack(draws)
-        return weights if images.ndim == 5 else weights[:, 0]
+        return lambda: self.log_weight(episode, embedding, maps, q_keys, generator)
 
     def left_out(self, images: Images, *, generator: torch.Generator | None = None) -> ElboTerms:
         """Each image under a memory written from the rest of its episode (a control).

@@ -24,9 +24,9 @@ from kanerva.memory.blocks import read_blocks
 from kanerva.memory.heap import Memory
 from kanerva.memory.keys import KeyNetwork, window
 from kanerva.memory.writers import PooledWriter
-from kanerva.models.base import ElboTerms, Images, JointDensity, MemoryModel, all_but_one
+from kanerva.models.base import ElboTerms, Images, JointDensity, MemoryModel, Weigh, all_but_one
 from kanerva.readout import ReadoutPosterior, ReadoutPrior
-from kanerva.shapes import Embedding, Episode, Keys, MemoryMap, Readout, Traces
+from kanerva.shapes import Embedding, Episode, Keys, MemoryMap, PerImage, Readout, Traces
 
 
 class KanervaPlusPlus(MemoryModel):
@@ -198,23 +198,18 @@ class KanervaPlusPlus(MemoryModel):
             key_log_prior=DiagonalNormal.standard_like(keys).log_prob(keys),
         )
 
-    def log_weights(
-        self, images: Images, samples: int, *, generator: torch.Generator | None = None
-    ) -> Float[Tensor, "samples *B T"]:
+    def weighing(self, episode: Episode, generator: torch.Generator | None) -> Weigh:
         """ln p(x, z, y | M) - ln q(z, y | X), draw by draw: their log-mean-exp is IWAE's bound."""
-        if samples < 1:
-            raise UserError(f"samples must be at least 1, got {samples}")
-        episode = self.as_pixels(images)
         embedding = self.encoder(episode)
         maps = self.settled(self.writer(embedding))
         q_keys, q_readout = self.key_posterior(embedding), self.readout_posterior(embedding)
-        draws = []
-        for _ in range(samples):
+
+        def draw() -> PerImage:
             keys, readout = q_keys.sample(generator), q_readout.sample(generator)
             joint = self.joint(episode, maps, keys, readout)
-            draws.append(joint.total - q_keys.log_prob(keys) - q_readout.log_prob(readout))
-        weights = torch.stack(draws)
-        return weights if images.ndim == 5 else weights[:, 0]
+            return joint.total - q_keys.log_prob(keys) - q_readout.log_prob(readout)
+
+        return draw
 
     def left_out(self, images: Images, *, generator: torch.Generator | None = None) -> ElboTerms:
         """Each image scored under a memory written from the rest of its episode (a control).

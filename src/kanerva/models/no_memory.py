@@ -23,9 +23,9 @@ from kanerva.errors import UserError
 from kanerva.memory.heap import Memory
 from kanerva.memory.keys import KeyNetwork
 from kanerva.memory.writers import PooledWriter
-from kanerva.models.base import ElboTerms, Images, JointDensity, MemoryModel, all_but_one
+from kanerva.models.base import ElboTerms, Images, JointDensity, MemoryModel, Weigh, all_but_one
 from kanerva.readout import ReadoutPosterior, ReadoutPrior
-from kanerva.shapes import Embedding, Episode, MemoryMap, Readout
+from kanerva.shapes import Embedding, Episode, MemoryMap, PerImage, Readout
 
 
 def replaced_parameters(config: ModelConfig, embedding: int) -> int:
@@ -187,23 +187,18 @@ class NoMemory(MemoryModel):
             key_log_prior=torch.zeros_like(log_prior),
         )
 
-    def log_weights(
-        self, images: Images, samples: int, *, generator: torch.Generator | None = None
-    ) -> Float[Tensor, "samples *B T"]:
+    def weighing(self, episode: Episode, generator: torch.Generator | None) -> Weigh:
         """ln p(x, z | pooled embedding) - ln q(z | x), draw by draw."""
-        if samples < 1:
-            raise UserError(f"samples must be at least 1, got {samples}")
-        episode = self.as_pixels(images)
         embedding = self.encoder(episode)
         maps, posterior = self.pooled(embedding), self.readout_posterior(embedding)
         keys = embedding.new_zeros(*embedding.shape[:2], 0)
-        draws = []
-        for _ in range(samples):
+
+        def draw() -> PerImage:
             readout = posterior.sample(generator)
             joint = self.joint(episode, maps, keys, readout)
-            draws.append(joint.total - posterior.log_prob(readout))
-        weights = torch.stack(draws)
-        return weights if images.ndim == 5 else weights[:, 0]
+            return joint.total - posterior.log_prob(readout)
+
+        return draw
 
     def left_out(self, images: Images, *, generator: torch.Generator | None = None) -> ElboTerms:
         """Each image under the pooled embedding of the rest of its episode (a control)."""

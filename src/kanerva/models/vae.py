@@ -15,9 +15,9 @@ from kanerva.decoder import Decoder
 from kanerva.encoder import EpisodeEncoder
 from kanerva.errors import UserError
 from kanerva.memory.heap import Memory
-from kanerva.models.base import ElboTerms, Images, MemoryModel
+from kanerva.models.base import ElboTerms, Images, MemoryModel, Weigh
 from kanerva.readout import ReadoutPosterior
-from kanerva.shapes import Episode
+from kanerva.shapes import Episode, PerImage
 
 
 class VAE(MemoryModel):
@@ -65,21 +65,16 @@ class VAE(MemoryModel):
         )
         return terms if images.ndim == 5 else terms[0]
 
-    def log_weights(
-        self, images: Images, samples: int, *, generator: torch.Generator | None = None
-    ) -> Float[Tensor, "samples *B T"]:
+    def weighing(self, episode: Episode, generator: torch.Generator | None) -> Weigh:
         """ln p(x, z) - ln q(z | x), draw by draw."""
-        if samples < 1:
-            raise UserError(f"samples must be at least 1, got {samples}")
-        episode = self.as_pixels(images)
         posterior = self.readout_posterior(self.encoder(episode))
-        draws = []
-        for _ in range(samples):
+
+        def draw() -> PerImage:
             readout = posterior.sample(generator)
             likelihood = self.likelihood.log_prob(self.decoder(readout), episode)
-            draws.append(likelihood - posterior.log_ratio(readout))
-        weights = torch.stack(draws)
-        return weights if images.ndim == 5 else weights[:, 0]
+            return likelihood - posterior.log_ratio(readout)
+
+        return draw
 
     @torch.no_grad()
     def generate(

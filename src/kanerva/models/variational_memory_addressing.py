@@ -39,9 +39,9 @@ from kanerva.distributions import DiagonalNormal, as_normal, as_uniform
 from kanerva.encoder import EpisodeEncoder
 from kanerva.errors import UserError
 from kanerva.memory.heap import Memory
-from kanerva.models.base import ElboTerms, Images, JointDensity, MemoryModel, all_but_one
+from kanerva.models.base import ElboTerms, Images, JointDensity, MemoryModel, Weigh, all_but_one
 from kanerva.seeding import normal, uniform
-from kanerva.shapes import DecoderOutput, Embedding, Episode, MemoryMap, Readout
+from kanerva.shapes import DecoderOutput, Embedding, Episode, MemoryMap, PerImage, Readout
 
 ENUMERATED = 64  # ours: a bound sums over all addresses of a memory of at most so many templates
 DRAWS = 4  # k: samples of (a, z) in VIMCO's objective, and in bounds where there are more templates
@@ -499,27 +499,22 @@ class VariationalMemoryAddressing(MemoryModel):
             key_log_prior=at(addresses, self.address_prior(held, addresses.shape[1])),
         )
 
-    def log_weights(
-        self, images: Images, samples: int, *, generator: torch.Generator | None = None
-    ) -> Float[Tensor, "samples *B T"]:
+    def weighing(self, episode: Episode, generator: torch.Generator | None) -> Weigh:
         """ln p(x, z, a | M) - ln q(z, a | x, M), draw by draw."""
-        if samples < 1:
-            raise UserError(f"samples must be at least 1, got {samples}")
-        episode = self.as_pixels(images)
         batch, length = episode.shape[:2]
         seen = self.encoder(episode)
         held = Templates(episode, seen)
         log_q = self.address_posterior(seen, held)
-        draws = []
-        for _ in range(samples):
+
+        def draw() -> PerImage:
             address = drawn(log_q, generator)
             noise = self._noise(batch, length, generator)
             reading = self.read(seen, held.at(address), noise)
             joint = self._joint(episode, held, address, reading.readout)
             log_chance = at(address, log_q) + reading.posterior.log_prob(reading.readout)
-            draws.append(joint.total - log_chance)
-        weights = torch.stack(draws)
-        return weights if images.ndim == 5 else weights[:, 0]
+            return joint.total - log_chance
+
+        return draw
 
     def left_out(self, images: Images, *, generator: torch.Generator | None = None) -> ElboTerms:
         """Each image among the other T - 1 templates: here more than a control. The authors'
