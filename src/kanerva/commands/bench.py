@@ -15,7 +15,7 @@ from kanerva.benchmark.quality import evaluation_time, time_to_bound
 from kanerva.benchmark.report import draw, table
 from kanerva.benchmark.throughput import throughput
 from kanerva.benchmark.timing import check_folder, matrix_rate, measurement, write_measurement
-from kanerva.commands.options import Parser, at_least, device_of, root_of
+from kanerva.commands.options import Parser, at_least, device_of, files_of, root_of
 from kanerva.config import ROWED, RunConfig
 from kanerva.data import TrainingEpisodes
 from kanerva.errors import UserError
@@ -160,7 +160,7 @@ def _quality(options: dict[str, Any], device: torch.device) -> tuple[list, dict[
 def _evaluation(options: dict[str, Any], device: torch.device) -> tuple[list, dict[str, Any]]:
     if options["run"] is None:
         raise UserError("say which run to score: --run RUN")
-    run = Path(options["run"])
+    run = files_of(options["run"])
     rows = evaluation_time(
         run, samples=options["iwae"], data_root=root_of(options), device=device.type
     )

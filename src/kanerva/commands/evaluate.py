@@ -1,11 +1,19 @@
 """`kanerva evaluate` and `kanerva compare`: figures, and where they are filed."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
-from kanerva.commands.options import Parser, at_least, device_of, root_of
+from kanerva.commands.options import (
+    HOME,
+    Parser,
+    at_least,
+    device_of,
+    files_of,
+    home_of,
+    root_of,
+)
 from kanerva.data import FixedEpisodes
 from kanerva.evaluation.elsewhere import Elsewhere
 from kanerva.evaluation.record import (
@@ -13,6 +21,7 @@ from kanerva.evaluation.record import (
 )
 from kanerva.evaluation.record import (
     file_record,
+    read_record,
     read_records,
     run_record_name,
     write_record,
@@ -20,15 +29,19 @@ from kanerva.evaluation.record import (
 from kanerva.evaluation.report import compare as side_by_side
 from kanerva.evaluation.report import over_seeds, table
 from kanerva.memory.quantise import MemoryType
-from kanerva.models import MemoryModel, load
+from kanerva.models import MemoryModel, load, shipped_folder
 from kanerva.pictures import sheet
 from kanerva.runs import fixed_episodes, load_split, read_run_config
+
+TRAINING = ("images_seen", "images_per_s", "wall_s", "steps", "best_step", "skipped_steps")
 
 
 def evaluate(argv: list[str]) -> int:
     """Score a run's best checkpoint; write its record and a picture of reconstructions."""
     parser = Parser("evaluate", "Score a run's best checkpoint; writes RUN/evaluation.json.")
-    parser.add_argument("run", type=str, help="run folder")
+    parser.add_argument(
+        "run", type=str, help="run folder; or a shipped model's name, then RUN is " + HOME
+    )
     parser.add_argument("--split", type=Literal["validation", "test"], default="test")
     parser.add_argument("--episodes", type=int | None, help="score only the first so many")
     parser.add_argument("--iwae", type=int, default=0, help="also the bound of so many samples")
@@ -44,8 +57,9 @@ def evaluate(argv: list[str]) -> int:
     options = parser.read(argv)
     at_least(options, 1, "episodes", "controls", "episode_length", "capacity", "size")
     at_least(options, 0, "iwae")
-    run, root = Path(options["run"]), root_of(options)
-    model = load(run, device=device_of(options))
+    name, root = options["run"], root_of(options)
+    run, home = files_of(name), home_of(name)
+    model = load(name, device=device_of(options))
     place = Elsewhere(options["episode_length"], options["capacity"], options["size"])
     record = make_record(
         run,
@@ -59,14 +73,22 @@ def evaluate(argv: list[str]) -> int:
         elsewhere=None if place == Elsewhere() else place,
         data_root=root,
     )
+    record |= training_of(name)
     print(table(record))
-    path = run / run_record_name(record)
+    path = home / run_record_name(record)
     write_record(record, path)
     print(f"\nrecord: {path}")
     if options["results"] is not None:
         print(f"record: {file_record(record, Path(options['results']))}")
-    print(f"reconstructions: {draw_reconstructions(run, model, root)}")
+    print(f"reconstructions: {draw_reconstructions(run, home, model, root)}")
     return 0
+
+
+def training_of(name: str) -> dict[str, Any]:
+    """How a shipped model was trained, from the record it ships with: its run stayed at home."""
+    folder = shipped_folder(name)
+    record = {} if folder is None else read_record(folder)
+    return {key: record[key] for key in TRAINING if key in record}
 
 
 def own_episodes(run: Path, model: MemoryModel, root: Path | None) -> FixedEpisodes:
@@ -75,15 +97,15 @@ def own_episodes(run: Path, model: MemoryModel, root: Path | None) -> FixedEpiso
     return fixed_episodes(config, load_split(config, "test", root), model.device)
 
 
-def draw_reconstructions(run: Path, model: MemoryModel, root: Path | None) -> Path:
-    """Test images, each row above its reconstructions (App. D), as a picture in the run folder."""
+def draw_reconstructions(run: Path, home: Path, model: MemoryModel, root: Path | None) -> Path:
+    """Test images, each row above its reconstructions (App. D), as a picture in `home`."""
     episodes = own_episodes(run, model, root)
     images = episodes.batch(0, -(-32 // episodes.episode_length)).images
     drawn = model.reconstruct(images).flatten(0, 1)[:32]
     pairs = zip(images.flatten(0, 1)[:32].split(16), drawn.split(16), strict=True)
     rows = torch.cat([row for pair in pairs for row in pair])
     label = f"test images, and below each row the same {model.reconstructed}"
-    path = run / "reconstructions.png"
+    path = home / "reconstructions.png"
     sheet([(label, rows)], columns=min(len(drawn), 16)).save(path)
     return path
 
@@ -92,7 +114,10 @@ def compare(argv: list[str]) -> int:
     """Evaluation records side by side."""
     parser = Parser("compare", "Evaluation records side by side.")
     parser.add_argument(
-        "runs", type=str, nargs="+", help="run folders, records, or folders of records"
+        "runs",
+        type=str,
+        nargs="+",
+        help="run folders, records, folders of records, or names of shipped models",
     )
     parser.add_argument(
         "--over_seeds",
@@ -100,6 +125,6 @@ def compare(argv: list[str]) -> int:
         help="mean and deviation over runs that differ by seed alone",
     )
     options = parser.read(argv)
-    records = [record for run in options["runs"] for record in read_records(Path(run))]
+    records = [record for run in options["runs"] for record in read_records(files_of(run))]
     print(over_seeds(records) if options["over_seeds"] else side_by_side(records))
     return 0

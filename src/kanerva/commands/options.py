@@ -8,8 +8,10 @@ import torch
 from jsonargparse import ArgumentParser
 
 from kanerva.errors import UserError
+from kanerva.models import shipped_folder
 
 Device = Literal["auto", "cpu", "cuda"]
+HOME = "runs/pretrained/NAME"  # of what is made with a shipped model: no run of `kanerva train`
 
 
 class Parser(ArgumentParser):
@@ -50,6 +52,16 @@ def _underscore(flag: str) -> str:
 def root_of(options: dict[str, Any]) -> Path | None:
     """`--data-root` as a path, if it was given."""
     return None if options["data_root"] is None else Path(options["data_root"])
+
+
+def files_of(name: str) -> Path:
+    """Where the config and weights of a run lie, or those of a model that ships."""
+    return shipped_folder(name) or Path(name)
+
+
+def home_of(name: str) -> Path:
+    """Where what is made with a model goes: its run folder, or the one a shipped model gets."""
+    return Path(name if shipped_folder(name) is None else HOME.replace("NAME", name))
 
 
 def device_of(options: dict[str, Any]) -> str:

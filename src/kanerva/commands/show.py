@@ -9,12 +9,20 @@ from PIL import Image
 
 from kanerva import data
 from kanerva.commands.evaluate import own_episodes
-from kanerva.commands.options import Parser, at_least, device_of, root_of
+from kanerva.commands.options import (
+    HOME,
+    Parser,
+    at_least,
+    device_of,
+    files_of,
+    home_of,
+    root_of,
+)
 from kanerva.distributions import as_normal
 from kanerva.errors import UserError
 from kanerva.evaluation.noise import CUES, NOISES, make_cue, observed
 from kanerva.memory.heap import Memory
-from kanerva.models import KanervaHeap, MemoryModel, load
+from kanerva.models import KanervaHeap, MemoryModel, load, shipped_folder
 from kanerva.models.base import Images
 from kanerva.pictures import as_picture, map_with_thumbnails, sheet, stacked
 from kanerva.seeding import stream
@@ -22,7 +30,12 @@ from kanerva.seeding import stream
 
 def picture_parser(verb: str, description: str) -> Parser:
     parser = Parser(verb, description)
-    parser.add_argument("run", type=str, help="run folder, checkpoint folder or Hub id")
+    parser.add_argument(
+        "run",
+        type=str,
+        help="run folder, checkpoint folder or Hub id; or a shipped model's name, then RUN is "
+        + HOME,
+    )
     parser.add_argument(
         "images", type=str, nargs="*", default=[], help="files or folders to write to memory"
     )
@@ -36,7 +49,7 @@ def picture_parser(verb: str, description: str) -> Parser:
 def images_to_write(model: MemoryModel, options: dict[str, Any]) -> Images:
     """The files named, else the first test episode of the run's own data."""
     if not options["images"]:
-        run = Path(options["run"])
+        run = files_of(options["run"])
         if not (run / "config.yaml").is_file():
             raise UserError(f"{run} is no run folder with data of its own: name image files")
         return own_episodes(run, model, root_of(options)).batch(0, 1).images[0]
@@ -49,9 +62,10 @@ def images_to_write(model: MemoryModel, options: dict[str, Any]) -> Images:
 
 
 def save_picture(picture: Image.Image, options: dict[str, Any], name: str) -> None:
-    """Save where `--out` says, else into the run folder; print the path."""
-    run = Path(options["run"])
-    path = Path(options["out"] or (run if run.is_dir() else Path(".")) / name)
+    """Save where `--out` says, else into the run folder (here, for a Hub id); print the path."""
+    home = home_of(options["run"])
+    here = not home.is_dir() and shipped_folder(options["run"]) is None
+    path = Path(options["out"] or (Path(".") if here else home) / name)
     try:
         if path.suffix.lower() not in Image.registered_extensions():
             raise ValueError("unknown kind of picture; name it .png")

@@ -132,7 +132,8 @@ def compare(records: list[dict[str, Any]]) -> str:
     """Records side by side, the best bound of each preset first."""
     first = "preset,model,pixels,seed,T,bound,± ci95,bits/dim,paper_style,"
     first += ",".join(CONTROLS)
-    rows = [[*first.split(","), "floats/img", "bits/img", "params", "img/s", "images"]]
+    last = "floats/img,bits/img,params,img/s,minutes,images"  # minutes of training
+    rows = [[*first.split(","), *last.split(",")]]
     charged = any("full_bound" in r for r in records)  # a model with a distribution over memories
     if charged:
         rows[0].insert(9, "with KL(M)")
@@ -147,12 +148,56 @@ def compare(records: list[dict[str, Any]]) -> str:
             + ["-" if entry is None else f"{entry['nll_nats']:.2f}" for entry in tried]
             + [f"{r['memory'][key]:g}" for key in ("floats_per_image", "bits_per_image")]
             + [f"{r['params']:,}", "-" if r["images_per_s"] is None else f"{r['images_per_s']:.0f}"]
+            + ["-" if r["wall_s"] is None else f"{r['wall_s'] / 60:.1f}"]
             + [f"{r['n_images']}{' (part)' if r['partial'] else ''}"]
         )
         if charged:
             full = r.get("full_bound")
             rows[-1].insert(9, "-" if full is None else f"{full['nll_nats']:.2f}")
     return columns(rows, left=3)
+
+
+HEADLINE = {  # what a row of the first screen says, its model, its variant and its score
+    "`kpp-paper`, the paper as printed, {floats:g} floats an image": ("kpp-paper", None, "bound"),
+    "a VAE with the same encoder and decoder": ("vae", None, "bound"),
+    "**`kpp`, ours**, {floats:g} floats an image": ("kpp", "store", "bound"),
+    "the same, asked for an image that was not written": ("kpp", "store", "left_out"),
+    "`kpp`, {floats:g} floats an image, rounded to int8": ("kpp", "store-T256-int8", "bound"),
+}
+
+
+def headline(
+    records: list[dict[str, Any]],
+    paper: dict[str, float],
+    sets: dict[str, str],
+    bits: tuple[str, ...],
+) -> str:
+    """The one table of a first screen, as Markdown: what an image costs given its memory.
+
+    `paper` holds what is published for each data set, `sets` what they are called, and those in
+    `bits` count bits per dimension, the others nats.
+    """
+    names = [name for name in sets if name in paper and any(r["preset"] == name for r in records)]
+    units = ["bits/dim" if name in bits else "nats" for name in names]
+    rows = [
+        ["", *(f"{sets[name]}, {unit}" for name, unit in zip(names, units, strict=True))],
+        ["---", *("---:" for _ in names)],
+        ["Kanerva++ in the paper", *(f"≤ {paper[name]:.2f}" for name in names)],
+    ]
+    for label, (model, variant, how) in HEADLINE.items():
+        alike = [r for r in records if (r["model"], r["variant"]) == (model, variant)]
+        alike = [r for r in alike if r["preset"] in names and r["split"] == "test"]
+        alike = [r for r in alike if not r["partial"]]
+        if not alike:
+            continue
+        bold = "**" if label.startswith("**") else ""
+        rows.append([label.format(floats=alike[0]["memory"]["floats_per_image"])])
+        for name in names:
+            part = "bits_per_dim" if name in bits else "nll_nats"
+            here = [r for r in alike if r["preset"] == name]
+            values = [(r[how] if how == "bound" else r["controls"][how])[part] for r in here]
+            rows[-1].append(f"{bold}{statistics.fmean(values):.2f}{bold}" if values else "–")
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def over_seeds(records: list[dict[str, Any]]) -> str:

@@ -1,0 +1,113 @@
+"""A shipped model's card: its record and its config as a page. Nothing in it is typed by hand."""
+
+from typing import Any
+
+from kanerva.config import RunConfig
+from kanerva.data.catalogue import info
+from kanerva.evaluation.report import table
+
+PIXELS = {
+    "sample": "0 or 1, drawn from their grey: once for the test split, each epoch for training",
+    "threshold": "0 or 1, cut at half grey",
+    "dither": "0 or 1, dithered",
+    "none": "8 bit",
+}
+
+
+def card(record: dict[str, Any], config: RunConfig) -> str:
+    """The record that `ship` made, and the run's config, in words."""
+    parts = [
+        f"# {record['shipped']['name']}",
+        _summary(record),
+        "## Figure",
+        _figure(record),
+        f"```text\n{table(record)}\n```",
+        "## Data",
+        _data(record),
+        "## Protocol",
+        _protocol(record),
+        "## Training",
+        _training(record),
+        "## Limits",
+        "\n".join(f"- {limit}" for limit in _limits(record, config)),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _summary(record: dict[str, Any]) -> str:
+    shipped = record["shipped"]
+    variant = f", variant `{record['variant']}`" if record["variant"] else ""
+    return (
+        f'`kanerva.load("{shipped["name"]}")`: `{record["model"]}`{variant}, '
+        f"{record['params']:,} parameters, stored as {shipped['dtype']} "
+        f"({shipped['bytes'] / 1e6:.2f} MB) and float32 once loaded. This page is made from "
+        "`evaluation.json` and `config.yaml` beside it."
+    )
+
+
+def _figure(record: dict[str, Any]) -> str:
+    bound, shipped = record["bound"], record["shipped"]
+    return (
+        f"**{bound['nll_nats']:.2f} ± {bound['ci95']:.2f} nats per image** (95 % interval over "
+        f"images), a bound on −ln p(x|M), scored with the weights as they ship; before they were "
+        f"rounded to {shipped['dtype']} {shipped['unrounded_nll_nats']:.2f}. "
+        f"`kanerva evaluate {shipped['name']}` makes it again."
+    )
+
+
+def _data(record: dict[str, Any]) -> str:
+    shape = "×".join(map(str, record["image"]))
+    return (
+        f"`{record['data']}`: {info(record['data']).description}. Images are {shape}; pixels are "
+        f"{PIXELS[record['binarization']]}. The pixels scored have SHA-256 "
+        f"`{record['split_hash'][:16]}`."
+    )
+
+
+def _protocol(record: dict[str, Any]) -> str:
+    memory = record["memory"]
+    return (
+        f"All {record['n_images']} images of the {record['split']} split, in "
+        f"{record['n_episodes']} episodes of {record['T']}; one sample of each latent, both KL "
+        f"terms in full, p seeing an episode through its memory only: "
+        f"{'×'.join(map(str, memory['shape']))} numbers "
+        f"({memory['dtype']}), {memory['floats_per_image']:g} floats or "
+        f"{memory['bits_per_image']:g} bits for each image, not charged. Scored on "
+        f"{record['device']}, commit `{record['commit']}`."
+    )
+
+
+def _training(record: dict[str, Any]) -> str:
+    trained = record["shipped"]["trained"]
+    return (
+        f"{record['steps']} steps, {record['images_seen']:,} images, "
+        f"{record['wall_s'] / 60:.0f} minutes on {trained['device']}; the weights are those of "
+        f"step {record['best_step']}, best on validation. Seed {record['seed']}, commit "
+        f"`{trained['commit']}`, torch {trained['versions']['torch']}. "
+        "`kanerva train --config config.yaml` trains it again."
+    )
+
+
+def _limits(record: dict[str, Any], config: RunConfig) -> list[str]:
+    """What to expect no more of, as far as it was measured."""
+    limits, unheld = [], record["controls"].get("left_out")
+    if record["model"] == "kpp":
+        limits.append(
+            f"A memory holds at most {config.memory.capacity} images; it was trained and scored "
+            f"with {record['T']} at a time."
+        )
+    if unheld is not None:
+        limits.append(
+            f"The figure is of images that were written. One that was not costs "
+            f"{unheld['nll_nats']:.2f} nats (`left_out`, {record['controls']['n_images']} images)."
+        )
+    if record["variant"] == "store":
+        limits.append(
+            "It gives back what was written rather than making new images: for those train "
+            "`--variant generate`."
+        )
+    return [
+        *limits,
+        f"One training, seed {record['seed']}: the interval is over images, not over trainings.",
+        f"Nothing was measured on other data than `{record['data']}`.",
+    ]

@@ -1,0 +1,324 @@
+"""Models that ship: loaded by name, small, scored as they are, and used by every verb."""
+
+import json
+import math
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+from collections.abc import Iterator
+from dataclasses import replace
+from fnmatch import fnmatch
+from importlib import resources
+from pathlib import Path
+
+import pytest
+import torch
+
+import kanerva
+from kanerva import models
+from kanerva.cli import main
+from kanerva.errors import UserError
+from kanerva.evaluation.bound import bound
+from kanerva.evaluation.record import read_record
+from kanerva.models import PRETRAINED, MemoryModel, build, load, shipped
+from kanerva.models.base import CONFIG, WEIGHTS
+from kanerva.presets import preset
+from kanerva.pretrained import ship as shipping
+from kanerva.pretrained.card import card
+from kanerva.pretrained.ship import CARD, MOST, RECORD, digest, halved, save_halved, ship
+from kanerva.quote import quoted
+from kanerva.runs import fixed_episodes, load_split, read_run_config
+from kanerva.tensorfile import read_tensors
+
+ROOT = Path(__file__).parents[1]
+NAMES = shipped()
+FILES = {WEIGHTS, CONFIG, "config.yaml", RECORD, CARD}
+SMALL = [
+    "--preset", "mnist", "--encoder.width", "4", "--memory.size", "16", "--memory.block", "8",
+    "--keys.hidden", "8", "--readout.size", "4", "--readout.hidden", "8",
+    "--readout.prior-width", "4", "--decoder.base", "8", "--episode-length", "8", "--batch", "2",
+    "--steps", "4", "--validate-episodes", "2", "--device", "cpu",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, mnist_root: Path) -> Path:
+    """A `kpp` of four steps."""
+    run = tmp_path_factory.mktemp("pretrained") / "run"
+    assert main(["train", *SMALL, "--run", str(run), "--data-root", str(mnist_root)]) == 0
+    return run
+
+
+@pytest.fixture(scope="module")
+def shelf(run: Path, tmp_path_factory: pytest.TempPathFactory, mnist_root: Path) -> Path:
+    """A folder with that run in it, shipped as `tiny`."""
+    shelf = tmp_path_factory.mktemp("shelf")
+    ship(run, "tiny", into=shelf, data_root=mnist_root, control_images=8)
+    return shelf
+
+
+@pytest.fixture
+def tiny(
+    shelf: Path, mnist_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Path]:
+    """An empty working directory, and a package that ships `tiny` alone; not a byte of it may
+    change."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KANERVA_DATA", str(mnist_root))
+    monkeypatch.setattr(models, "PRETRAINED", shelf)
+    before = {path: path.read_bytes() for path in (shelf / "tiny").iterdir()}
+    yield shelf / "tiny"
+    assert {path: path.read_bytes() for path in (shelf / "tiny").iterdir()} == before
+
+
+# What ships
+
+
+def test_glyphs_ships():
+    assert "glyphs" in NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_shipped_model_is_small_half_and_whole(name: str):
+    folder = PRETRAINED / name
+    assert {path.name for path in folder.iterdir()} == FILES
+    assert (folder / WEIGHTS).stat().st_size <= MOST
+    stored, _ = read_tensors(folder / WEIGHTS)
+    assert {t.dtype for t in stored.values() if t.is_floating_point()} == {torch.float16}
+    model = load(name)
+    assert not model.training and {p.dtype for p in model.parameters()} == {torch.float32}
+    for key, value in model.state_dict().items():
+        assert torch.equal(value, stored[key].to(value.dtype)), key
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_card_is_its_record_and_the_record_is_of_these_files(name: str):
+    folder = PRETRAINED / name
+    record, text = read_record(folder), (folder / CARD).read_text()
+    assert text == card(record, read_run_config(folder))
+    assert f"{record['bound']['nll_nats']:.2f} ± {record['bound']['ci95']:.2f} nats" in text
+    assert record["commit"] in text and record["shipped"]["trained"]["commit"] in text
+    assert record["split"] == "test" and not record["partial"] and record["shipped"]["name"] == name
+    for file, sha256 in record["shipped"]["sha256"].items():
+        assert digest(folder / file) == sha256, file
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_shipped_model_scores_as_recorded(name: str):
+    """The bound of the first images, which the record holds as `own`."""
+    record, config = read_record(PRETRAINED / name), read_run_config(PRETRAINED / name)
+    try:
+        images = load_split(config, "test", None)
+    except UserError as error:
+        if name == "glyphs":  # always there
+            raise
+        pytest.skip(str(error))
+    episodes = fixed_episodes(config, images, torch.device("cpu"))
+    count = math.ceil(record["controls"]["n_images"] / config.episode_length)
+    found = bound(load(name), episodes, limit=count)
+    assert found.nll_nats == pytest.approx(record["controls"]["own"]["nll_nats"], abs=0.05)
+    assert abs(found.nll_nats - record["bound"]["nll_nats"]) < record["bound"]["ci95"] + found.ci95
+
+
+def test_evaluate_agrees_with_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    part = ["--episodes", "3", "--controls", "32", "--device", "cpu"]
+    assert main(["evaluate", "glyphs", *part]) == 0
+    record = read_record(PRETRAINED / "glyphs")
+    again = read_record(tmp_path / "runs" / "pretrained" / "glyphs")
+    apart = abs(again["bound"]["nll_nats"] - record["bound"]["nll_nats"])
+    assert apart < again["bound"]["ci95"] + record["bound"]["ci95"]
+    assert again["n_images"] == 96 and again["steps"] == record["steps"]
+
+
+# By name
+
+
+def test_a_name_gives_the_runs_weights_rounded_to_half(run: Path, tiny: Path):
+    rounded = load(run)
+    state = rounded.state_dict()
+    rounded.load_state_dict({key: value.half().to(value.dtype) for key, value in state.items()})
+    images = torch.bernoulli(torch.full((8, 1, 28, 28), 0.4))
+
+    def score(model: MemoryModel) -> torch.Tensor:
+        return model.elbo(images, generator=torch.Generator().manual_seed(3)).nll_nats
+
+    assert torch.equal(score(kanerva.load("tiny")), score(rounded))
+    assert not torch.equal(score(load(run)), score(rounded))
+
+
+def test_an_unknown_name_is_one_line_that_lists_what_ships(
+    tiny: Path, capsys: pytest.CaptureFixture[str]
+):
+    with pytest.raises(UserError, match=r"no run folder at tinny .*; shipped models: tiny$"):
+        load("tinny")
+    assert main(["generate", "tinny"]) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert line.endswith("shipped models: tiny")
+
+
+def test_a_run_here_comes_before_a_shipped_model_and_another_folder_does_not(
+    run: Path, tiny: Path, tmp_path: Path
+):
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny" / "data.gz").write_text("a folder of data, say")
+    first = load("tiny").state_dict()
+    with pytest.raises(UserError, match="no checkpoint in tiny"):
+        load("./tiny")
+    with pytest.raises(UserError, match="no checkpoint in tiny"):
+        load(Path("tiny"))
+    shutil.rmtree(tmp_path / "tiny")
+    shutil.copytree(run, tmp_path / "tiny")
+    here = load("tiny").state_dict()
+    own = load(run).state_dict()
+    assert all(torch.equal(here[key], own[key]) for key in own)
+    assert any(not torch.equal(here[key], first[key]) for key in own)
+
+
+def test_what_shipped_loads_though_options_were_added_since(tiny: Path, tmp_path: Path):
+    """As seen from a config that lacks one, which then has its default."""
+    old = shutil.copytree(tiny, tmp_path / "old")
+    config = json.loads((old / CONFIG).read_text())
+    del config["rows"]["heads"]
+    (old / CONFIG).write_text(json.dumps(config))
+    assert load(old).config == load("tiny").config
+
+
+def test_every_verb_takes_a_name_and_writes_beside_runs(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    home = Path("runs/pretrained/tiny")
+    verbs = {"generate": [], "recall": ["--steps", "2"], "denoise": ["--steps", "2"], "memory": []}
+    for verb, less in verbs.items():
+        assert main([verb, "tiny", "--device", "cpu", *less]) == 0
+        assert capsys.readouterr().out.splitlines()[0] == str(home / f"{verb}.png")
+    assert main(["evaluate", "tiny", "--controls", "8", "--device", "cpu"]) == 0
+    assert f"record: {home / RECORD}" in capsys.readouterr().out
+    shown, filed = read_record(home), read_record(tiny)
+    assert shown["bound"]["nll_nats"] == pytest.approx(filed["bound"]["nll_nats"], abs=1e-3)
+    assert shown["images_seen"] == filed["images_seen"] == 64
+    assert main(["compare", "tiny", str(home)]) == 0
+    assert main(["compare", "tiny", str(home), "--over-seeds"]) == 0
+    assert "kpp-store" in capsys.readouterr().out
+    assert main(["bench", "evaluation", "--run", "tiny", "--device", "cpu"]) == 0
+    pictures = {f"{name}.png" for name in (*verbs, "reconstructions")}
+    assert {path.name for path in home.iterdir()} == pictures | {RECORD}
+    assert {path.name for path in tmp_path.iterdir()} == {"runs"}
+
+
+# Shipping
+
+
+def test_what_is_too_large_is_refused_in_one_line(
+    run: Path, tmp_path: Path, mnist_root: Path, monkeypatch: pytest.MonkeyPatch
+):
+    large = build(preset("mnist").model_config())
+    with pytest.raises(UserError, match=r"^\d\.\d MB in half precision.* at most 6: .* 3 million"):
+        save_halved(large, tmp_path)
+    shelf = tmp_path / "shelf"
+    (shelf / "tiny").mkdir(parents=True)
+    (shelf / "tiny" / "kept").write_text("the one before")
+    monkeypatch.setattr(shipping, "MOST", 1000)
+    with pytest.raises(UserError, match="in half precision"):
+        ship(run, "tiny", into=shelf, data_root=mnist_root)
+    assert [path.name for path in shelf.rglob("*")] == ["tiny", "kept"]
+
+
+def test_numbers_beyond_half_precision_are_refused():
+    fine = {"a": torch.ones(2), "count": torch.tensor(70000)}
+    assert halved(fine)["a"].dtype == torch.float16 and halved(fine)["count"] == 70000
+    with pytest.raises(UserError, match="b holds numbers that half precision cannot"):
+        halved(fine | {"b": torch.tensor([1.0, 70000.0])})
+
+
+def test_the_command_ships_a_run_over_an_older_one(
+    run: Path, tmp_path: Path, mnist_root: Path, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "left_over").write_text("")
+    words = ["--into", str(tmp_path), "--data-root", str(mnist_root)]
+    assert shipping.main([str(run), "mine", *words]) == 0
+    assert {path.name for path in (tmp_path / "mine").iterdir()} == FILES
+    assert (tmp_path / "mine" / CARD).read_text() in capsys.readouterr().out
+    for run_given, name, said in (
+        (run, "../mine", "a word such as mnist"),
+        (run / "nowhere", "mine", "no run at"),
+    ):
+        assert shipping.main([str(run_given), name, *words]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert said in line
+
+
+def test_a_run_that_cannot_be_traced_is_refused(run: Path, tmp_path: Path):
+    bare = shutil.copytree(run, tmp_path / "bare")
+    shutil.rmtree(bare / "checkpoints" / "last")
+    with pytest.raises(UserError, match="nothing says how"):
+        ship(bare, "bare", into=tmp_path)
+    text = (bare / "config.yaml").read_text().replace("set: mnist", "set: images")
+    (bare / "config.yaml").write_text(text)
+    with pytest.raises(UserError, match="that others do not have"):
+        ship(bare, "bare", into=tmp_path)
+
+
+def test_a_card_says_only_what_applies(tiny: Path):
+    record, config = read_record(tiny), read_run_config(tiny)
+    text = card(record, config)
+    assert "at most 36 images" in text and "--variant generate" in text
+    other = record | {"model": "vae", "variant": None, "controls": {"n_images": 8}}
+    other["controls"] |= {"own": record["controls"]["own"]}
+    text = card(other, replace(config, model="kpp", variant=None))
+    assert "at most 36 images" not in text and "--variant" not in text and "left_out`" not in text
+
+
+# The package
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_installed_package_and_its_recipe_have_the_files(name: str):
+    there = resources.files("kanerva").joinpath("pretrained", name)
+    assert {path.name for path in there.iterdir()} == FILES
+    recipe = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    patterns = recipe["tool"]["setuptools"]["package-data"]["kanerva"]
+    for file in FILES:
+        assert any(fnmatch(f"pretrained/{name}/{file}", pattern) for pattern in patterns), file
+
+
+def test_a_wheel_and_an_sdist_have_the_files(tmp_path: Path):
+    pytest.importorskip("setuptools", "77")
+    for name in ("pyproject.toml", "README.md", "LICENSE", "MANIFEST.in"):
+        shutil.copy(ROOT / name, tmp_path)
+    shutil.copytree(
+        ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info")
+    )
+    code = "from setuptools import build_meta as b; b.build_wheel('.'); b.build_sdist('.')"
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, capture_output=True)
+    (wheel,), (sdist,) = tmp_path.glob("*.whl"), tmp_path.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        packed = {name.split("/", 1)[-1] for name in archive.getnames()}
+    with zipfile.ZipFile(wheel) as archive:
+        for inner in (f"kanerva/pretrained/{name}/{file}" for name in NAMES for file in FILES):
+            assert archive.read(inner) == (PRETRAINED.parents[1] / inner).read_bytes()
+            assert f"src/{inner}" in packed
+
+
+# The page
+
+
+def test_the_page_quotes_the_records_and_its_code_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    page = ROOT / "docs" / "pretrained.md"
+    text = page.read_text()
+    assert "<!-- end -->" in text and quoted(text, page.parent) == text
+    for target in re.findall(r"\]\((?!http|#)([^)]+)\)", text):
+        assert (page.parent / target.split("#")[0]).exists(), target
+    for name in NAMES:
+        assert f"pretrained/{name}/{CARD}" in text
+    monkeypatch.chdir(tmp_path)
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    exec(compile(code, "pretrained.md", "exec"), {})
+    assert re.fullmatch(r"\d+\.\d nats per image\n", capsys.readouterr().out)

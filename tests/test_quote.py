@@ -1,0 +1,245 @@
+"""Figures in prose: made from records, found where they were typed, and told how to make again."""
+
+import json
+import re
+import shlex
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from kanerva.commands.train import make_parser, starting_point
+from kanerva.config import RunConfig, from_dict
+from kanerva.errors import UserError
+from kanerva.evaluation.record import read_record
+from kanerva.evaluation.report import compare, headline
+from kanerva.experiments.table1 import BITS, PAPER, SETS
+from kanerva.quote import BLOCK, OTHERS, VALUE, main, quoted, worth
+
+ROOT = Path(__file__).parents[1]
+FOLDERS = [ROOT / "docs", ROOT / "benchmarks"]
+PAGES = [ROOT / "README.md", ROOT / "RESULTS.md", *(p for f in FOLDERS for p in f.glob("*.md"))]
+NAMES = sorted(str(page.relative_to(ROOT)) for page in PAGES)
+RECORDS = sorted(p for p in (ROOT / "results").glob("*/*.json") if p.parent.name not in OTHERS)
+
+
+# Values
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A folder with three records, and one below it where a page may lie."""
+    (tmp_path / "results" / "set").mkdir(parents=True)
+    (tmp_path / "docs").mkdir()
+    for seed, nats in enumerate((4.0, 6.0)):
+        record = {"bound": {"nll_nats": nats, "kl_y": 3.5}, "wall_s": 90, "rows": [{"ms": 2.5}]}
+        record |= {"name": "a", "partial": False, "controls": {"left_out": {"nll_nats": 90.25}}}
+        (tmp_path / "results" / "set" / f"a-s{seed}.json").write_text(json.dumps(record))
+    (tmp_path / "results" / "set" / "b-1-s0.json").write_text('{"bound": {"nll_nats": 2.0}}')
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("expression", "value"),
+    [
+        ("set/a-s0", 4.0),
+        ("set/a-s?", 5.0),  # the mean over seeds
+        ("set/a-s0:bound.kl_y", 3.5),
+        ("set/a-s0:controls.left_out", 90.25),  # of a score its nats
+        ("set/a-s0:rows.0.ms", 2.5),
+        ("set/a-s0:wall_s / 60", 1.5),
+        ("set/a-s1 - set/b-1-s0", 4.0),
+        ("set/a-s1 / set/b-1-s0 * 100 - 100", 200.0),
+        ("1 - set/b-1-s0 / set/a-s0 + 2e1", 20.5),
+    ],
+)
+def test_a_value_is_a_figure_a_mean_or_what_arithmetic_makes_of_them(
+    place: Path, expression: str, value: float
+):
+    assert worth(expression, place) == pytest.approx(value)
+    assert worth(expression, place / "docs") == pytest.approx(value)  # results/ lies above
+
+
+def test_values_are_printed_as_asked_and_nothing_else_is_touched(place: Path):
+    text = "a <!-- value: set/a-s* -->old<!-- end -->, <!-- value: set/a-s0:wall_s as .0f -->"
+    text += "<!-- end --> s, <!-- value: set/a-s0 / set/a-s1 as .0% -->1<!-- end -->; 7.5\n"
+    made = quoted(text, place)
+    assert re.sub("<!--.*?-->", "", made) == "a 5.00, 90 s, 67%; 7.5\n"
+    assert quoted(made, place) == made
+    page = place / "docs" / "page.md"
+    page.write_text(text)
+    main([str(page)])
+    assert page.read_text() == made
+
+
+@pytest.mark.parametrize(
+    ("expression", "words"),
+    [
+        ("set/none-s0", "no record matches set/none-s0"),
+        ("set/a-s0:bound.kl_z", "has no figure bound.kl_z"),
+        ("set/a-s0:rows.3.ms", "has no figure"),
+        ("set/a-s0:name", "is no figure"),
+        ("set/a-s0:partial", "is no figure"),
+        ("set/a-s0:bound - ", "no record matches"),
+    ],
+)
+def test_a_value_that_is_not_there_is_named(place: Path, expression: str, words: str):
+    with pytest.raises(UserError, match=re.escape(words)):
+        worth(expression, place)
+
+
+# Tables
+
+
+def records(pattern: str) -> list[dict]:
+    return [read_record(path) for path in RECORDS if path.match(f"results/{pattern}.json")]
+
+
+def test_table_1_and_the_headline_keep_the_papers_figures_and_ours_apart():
+    text = "<!-- table1: results/*/*.json -->\n<!-- end -->\n"
+    lines = quoted(text, ROOT).splitlines()
+    printed = next(line for line in lines if "Kanerva++: kpp-paper" in line and "41.58" in line)
+    (own,) = records("mnist/kpp-paper-s0")
+    scores = [f"{own[how]['nll_nats']:.2f}" for how in ("bound", "paper_style")]
+    assert printed.split()[-3:] == ["≤41.58", *scores]
+    every = records("*/*")
+    table = [
+        line.split(" | ") for line in headline(every, PAPER["kpp-paper"], SETS, BITS).split("\n")
+    ]
+    assert len({len(row) for row in table}) == 1
+    assert "MNIST, nats" in table[0][1] and table[2][1] == "≤ 41.58"
+    seeds = [r["bound"]["nll_nats"] for r in records("omniglot/kpp-store-s?")]
+    ours = next(row for row in table if "ours" in row[0])
+    assert ours[2] == f"**{sum(seeds) / len(seeds):.2f}**" and "384 floats" in ours[0]
+    (stored,) = records("mnist/kpp-store-s0")
+    assert any(row[1] == f"{stored['controls']['left_out']['nll_nats']:.2f}" for row in table)
+    assert headline(records("mnist/vae-s0"), {"mnist": 1.0}, SETS, BITS).count("\n") == 3
+
+
+def test_compare_says_how_long_a_run_trained():
+    (stored,) = records("mnist/kpp-store-s0")
+    head, row = (line.split() for line in compare([stored]).splitlines())
+    assert head[-2:] == ["minutes", "images"] and row[-2] == f"{stored['wall_s'] / 60:.1f}"
+    assert compare([stored | {"wall_s": None}]).splitlines()[1].split()[-2] == "-"
+
+
+# The pages
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_figures_are_those_of_the_records(name: str):
+    text = (ROOT / name).read_text()
+    assert quoted(text, (ROOT / name).parent) == text, f"{name} is old: run `make docs`"
+
+
+UNRECORDED = re.compile(r"<!-- not from records -->\n.*?<!-- end -->", re.DOTALL)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_mark_is_understood(name: str):
+    text = (ROOT / name).read_text()
+    marks = len(BLOCK.findall(text)) + len(VALUE.findall(text)) + len(UNRECORDED.findall(text))
+    assert text.count("<!-- end -->") == marks == len(re.findall("<!--", text)) - marks
+    assert name.startswith("benchmarks/") or not UNRECORDED.search(text)
+    # at the start of a line or an item a comment would end the paragraph in Markdown
+    assert not re.search(r"^[ >]*(?:[-*+] +|\d+\. +)?<!-- value", text, re.MULTILINE)
+
+
+ALLOWED = {figure for column in PAPER.values() for figure in column.values()} | {
+    20.6, 6.32, 0.625, 0.041,  # the paper's: §4.2, §3.3, §4.3
+    0.125, 0.3, 0.5, 0.25, 0.1,  # its shift, its example of a window and ours, its spread of keys
+    3.47, 3.58,  # ln 32, ln 36
+    0.01, 0.05,  # values of --memory.noise
+}  # fmt: skip
+WORDS = {  # whole numbers beside a unit that are no measurement: aims, levels, numbers of the paper
+    "10 nats", "9 nats", "95 %", "100 %", "41.58 nats",
+}  # fmt: skip
+
+
+def typed(text: str) -> list[str]:
+    """Decimal numbers, and whole ones of nats, per cent and milliseconds, that no record fills."""
+    for made in (BLOCK, VALUE, UNRECORDED, re.compile(r"```.*?```", re.DOTALL)):
+        text = made.sub(" ", text)
+    text = re.sub(r"^ {4}\S.*$", "", text, flags=re.MULTILINE)  # indented code
+    text = re.sub(r"`[^`]*`|\]\([^)]*\)", " ", text)  # code in a line, where links lead
+    text = re.sub(r"(?:§§?|Sections? |App\. [A-E]?|Python |Apache-)\d+(?:\.\d+)*", " ", text)
+    found = re.findall(r"(?<![\w.,])\d[\d,]*(?:\.\d+)?(?:[  ](?:nats|ms|%)(?!\w))?", text)
+    bare = [(words, float(words.split()[0].replace(",", "").rstrip(" ,"))) for words in found]
+    return [
+        words
+        for words, number in bare
+        if words not in WORDS and number not in ALLOWED and re.search(r"\.\d|nats|ms|%", words)
+    ]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_figure_is_typed(name: str):
+    found = typed((ROOT / name).read_text())
+    assert not found, f"{name} has figures of no record: {found}; see src/kanerva/quote.py"
+
+
+def test_a_typed_figure_is_found():
+    text = "It costs 4.44 nats, 8 % or 17 ms more (the paper: 41.58), at T = 32, `0.77`, §4.3.\n"
+    text += "\n    kanerva train --optim.lr 0.07\n\n"
+    text += "a <!-- value: a -->5.55<!-- end --> 1,234.5 [a](b-6.6)\n"
+    assert typed(text) == ["4.44 nats", "8 %", "17 ms", "1,234.5"]
+
+
+# The commands that make a row again
+
+LINES = [
+    line
+    for block in re.findall(r"```sh\n(.*?)```", (ROOT / "RESULTS.md").read_text(), re.DOTALL)
+    for line in block.splitlines()
+    if line.startswith("kanerva")
+]
+
+
+def config_of(words: list[str]) -> RunConfig:
+    """What `kanerva train` would train."""
+    options = make_parser(starting_point(words)).read(words)
+    for name in ("run", "resume", "minutes", "config", "data_root", "device"):
+        options.pop(name)
+    return from_dict(RunConfig, options)
+
+
+def told() -> dict[str, set[str]]:
+    """For each record that a line names, the hashes of what the lines train or score."""
+    named: dict[str, set[str]] = {}
+    runs: dict[str, list[str]] = {}
+    moved = {"--capacity": "--memory.capacity", "--size": "--memory.size"}
+    for line in LINES:
+        command, _, names = line.partition("#")
+        _, verb, *words = shlex.split(command)
+        if verb == "train":
+            if "--run" in words:
+                runs[words[words.index("--run") + 1]] = words
+        else:
+            kept = ("--episode-length", *moved)
+            pairs = zip(words[1::2], words[2::2], strict=True)
+            other = [w for flag, to in pairs if flag in kept for w in (moved.get(flag, flag), to)]
+            words = [*runs[words[0]], *other]
+        for path, name in product(RECORDS, names.removeprefix(" older:").split()):
+            preset, model = path.parent.name, read_record(path)["model"]
+            if re.fullmatch(rf"{re.escape(name)}-s\d+", path.stem):
+                full = [{"PRESET": preset, "MODEL": model}.get(word, word) for word in words]
+                if full[full.index("--preset") + 1] == preset:
+                    hash_of = "older" if "older:" in names else config_of(full).config_hash()
+                    named.setdefault(f"{preset}/{path.stem}", set()).add(hash_of)
+    return named
+
+
+def test_every_record_can_be_made_again_by_a_line_of_results():
+    named = told()
+    for path in RECORDS:
+        name = f"{path.parent.name}/{path.stem}"
+        assert name in named, f"RESULTS.md does not say how to train {name}"
+        hashes, own = named[name], read_record(path)["config_hash"]
+        assert own in hashes or "older" in hashes, f"RESULTS.md trains another {name}"
+        assert not {own, "older"} <= hashes, f"{name} is not older: its line gives its hash"
+
+
+def test_every_data_set_with_records_stands_in_results():
+    text = (ROOT / "RESULTS.md").read_text()
+    for folder in {path.parent.name for path in RECORDS}:
+        assert f"results/{folder}/" in text, f"RESULTS.md has no table of {folder}"
