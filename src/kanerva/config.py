@@ -141,11 +141,13 @@ class DecoderConfig:
     neighbours: int = 0  # kpp, ours: how far a pixel sees up and to its left; 0: not at all
     near_width: int = 128  # ours: features of a pixel that sees its neighbours
     near_depth: int = 4  # ours: residual blocks of each such pixel
+    sketch: float = 1.0  # ours: weight, in training, of the same pixels without their neighbours
 
     def __post_init__(self) -> None:
         _positive(self, "base", "layers", "depth", "near_width", "near_depth")
-        if self.neighbours < 0:
-            raise UserError(f"decoder.neighbours must not be negative, got {self.neighbours}")
+        for name in ("neighbours", "sketch"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise UserError(f"decoder.{name} must not be negative, got {getattr(self, name)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -313,7 +315,7 @@ class RunConfig(ModelConfig):
         if self.data.crop is None:
             del content["data"]["crop"]  # as it was before there was one
         if not self.decoder.neighbours:  # as it was before pixels could see any
-            for name in ("neighbours", "near_width", "near_depth"):
+            for name in ("neighbours", "near_width", "near_depth", "sketch"):
                 del content["decoder"][name]
         if self.model not in ROWED:
             del content["rows"]  # says nothing of this model

@@ -8,13 +8,12 @@ from torch import nn
 from kanerva.config import DecoderConfig, ReadoutConfig
 from kanerva.encoder import quarter
 from kanerva.layers.evonorm import EvoNormS0
-from kanerva.layers.neighbours import Neighbours
-from kanerva.layers.residual import Maps, NormSiLU, residual_stack
+from kanerva.layers.neighbours import Features, Neighbours, Parameters
+from kanerva.layers.residual import NormSiLU, residual_stack
 from kanerva.likelihoods import Likelihood
 from kanerva.shapes import DecoderOutput, Episode, Readout
 
 _NARROWEST = 16  # ours: feature maps are halved per layer, but not below this
-_BLIND = 8  # ours: every eighth image of a training episode is decoded without its neighbours
 
 
 class Decoder(nn.Module):
@@ -47,8 +46,8 @@ class SpatialDecoder(nn.Module):
     """`kpp`'s decoder: a readout with a global and a spatial part to likelihood parameters.
 
     `base` maps at a quarter of the side, half as many at half of it; the last convolution gives
-    each of its places the pixels of a 2x2 patch: likelihood parameters, or, where pixels see their
-    neighbours, features that become parameters once those are known.
+    each of its places the pixels of a 2x2 patch: likelihood parameters, and, where pixels see their
+    neighbours, features that become better ones once those are known.
     """
 
     def __init__(
@@ -66,10 +65,12 @@ class SpatialDecoder(nn.Module):
             self.from_global = nn.Linear(readout.size, base * self.side[0] * self.side[1])
         if readout.channels:
             self.from_maps = nn.Conv2d(readout.channels, base, 3, padding=1)
-        last, self.near = outputs, None
+        self.outputs, last, self.near = outputs, outputs, None
         if config.neighbours:
-            last, near = config.near_width, (config.near_width, config.near_depth)
-            self.near = Neighbours(channels, last, outputs, config.neighbours, *near)
+            near, last = config.near_width, outputs + config.near_width
+            self.near = Neighbours(
+                channels, near, outputs, config.neighbours, near, config.near_depth
+            )
         self.stack = nn.Sequential(
             residual_stack(base, config.depth),
             nn.Conv2d(base, 4 * half, 1),
@@ -82,17 +83,19 @@ class SpatialDecoder(nn.Module):
 
     def forward(self, readout: Readout, images: Episode | None = None) -> DecoderOutput:
         """Parameters of p(x | z), pixel for pixel. Where pixels see their neighbours, those of
-        p(x_i | z, pixels of `images` before i); without images those of each by itself, which
-        pictures and comparisons are made of. For its sake a share of all images is trained so."""
-        pixels = self._features(readout)
-        if self.near is not None:
-            seen = None if images is None else images.flatten(0, 1)
-            seeing = None
-            if self.training:
-                t = torch.arange(readout.shape[1], device=readout.device)
-                seeing = (t % _BLIND != _BLIND - 1).float().repeat(len(readout))
-            pixels = self.near(pixels, seen, seeing)
-        return pixels.unflatten(0, readout.shape[:2])
+        p(x_i | z, pixels of `images` before i); without images a sketch, each pixel by itself,
+        which pictures and comparisons are made of."""
+        sketch, features = self._pixels(readout)
+        if self.near is None or images is None:
+            return sketch.unflatten(0, readout.shape[:2])
+        return self.near(features, images.flatten(0, 1)).unflatten(0, readout.shape[:2])
+
+    def both(self, readout: Readout, images: Episode) -> tuple[DecoderOutput, DecoderOutput]:
+        """Pixels given their neighbours, and the sketch."""
+        assert self.near is not None
+        sketch, features = self._pixels(readout)
+        seen = self.near(features, images.flatten(0, 1))
+        return seen.unflatten(0, readout.shape[:2]), sketch.unflatten(0, readout.shape[:2])
 
     @torch.no_grad()
     def draw(
@@ -105,11 +108,12 @@ class SpatialDecoder(nn.Module):
         if self.near is None:
             return likelihood.sample(self(readout), generator)
         drawn = self.near.draw(
-            self._features(readout), lambda one: likelihood.sample(one[None], generator)[0]
+            self._pixels(readout)[1], lambda one: likelihood.sample(one[None], generator)[0]
         )
         return drawn.unflatten(0, readout.shape[:2])
 
-    def _features(self, readout: Readout) -> Maps:
+    def _pixels(self, readout: Readout) -> tuple[Parameters, Features]:
+        """The sketch, and the features beside it."""
         flat = readout.flatten(0, 1)
         parts = []
         if self.size:
@@ -117,4 +121,5 @@ class SpatialDecoder(nn.Module):
             parts.append(known.unflatten(-1, (-1, *self.side)))
         if flat.shape[1] > self.size:
             parts.append(self.from_maps(flat[:, self.size :].unflatten(-1, (-1, *self.side))))
-        return self.stack(sum(parts[1:], parts[0]))[..., : self.height, : self.width]
+        pixels = self.stack(sum(parts[1:], parts[0]))[..., : self.height, : self.width]
+        return pixels[:, : self.outputs], pixels[:, self.outputs :]

@@ -1,7 +1,6 @@
 """Pixels one after another: what to expect of each, given those above it and to its left.
 
     output = near(features, images)   # (N, P, H, W): all pixels of given images at once
-    output = near(features)           # the same before anything is seen: for pictures in one go
     images = near.draw(features, likelihood.sample)   # in turn: a pixel sees those drawn before
 
 A pixel sees its row up to `reach` to the left, and `reach` rows above it up to `reach` to either
@@ -56,17 +55,9 @@ class Neighbours(nn.Module):
         )
         self.last = nn.Linear(width, outputs)
 
-    def forward(
-        self,
-        features: Features,
-        images: Pixels | None = None,
-        seeing: Float[Tensor, "N"] | None = None,  # noqa: F821
-    ) -> Parameters:
-        """`seeing` is 0 for images whose pixels are decoded without their neighbours."""
-        known = self.known(features.movedim(1, -1))
-        if images is not None:
-            seen = self.seen(self._framed(images)).movedim(1, -1)
-            known = known + (seen if seeing is None else seen * seeing[:, None, None, None])
+    def forward(self, features: Features, images: Pixels) -> Parameters:
+        seen = self.seen(self._framed(images)).movedim(1, -1)
+        known = self.known(features.movedim(1, -1)) + seen
         return self.last(self.body(known)).movedim(-1, 1)
 
     def seen(self, framed: Float[Tensor, "N C Hf Wf"]) -> Float[Tensor, "N D H W"]:

@@ -31,7 +31,7 @@ from kanerva.memory.heap import Memory, Slots
 from kanerva.memory.placement import KeyPosterior, Placer, Places, locality_loss
 from kanerva.memory.writers import BlockAllocator
 from kanerva.models.base import ElboTerms, Images, JointDensity, MemoryModel, Weigh, all_but_one
-from kanerva.readout import SpatialReadout
+from kanerva.readout import Reading, SpatialReadout
 from kanerva.seeding import normal
 from kanerva.shapes import Blocks, Episode, FeatureMaps, MemoryMap, PerImage, Points, Readout
 
@@ -118,14 +118,22 @@ class KanervaHeap(MemoryModel):
         generator: torch.Generator | None = None,
     ) -> ElboTerms:
         """L_T from its parts: one key sample serves z's prior, its posterior and the decoder."""
+        reading = self.look(maps, memory, keys, sample=sample, generator=generator)
+        likelihood = self.log_likelihood(reading.readout, episode)
+        return ElboTerms(likelihood, reading.kl, keys.kl_to_prior())
+
+    def look(
+        self,
+        maps: FeatureMaps,
+        memory: MemoryMap,
+        keys: KeyPosterior,
+        *,
+        sample: bool = True,
+        generator: torch.Generator | None = None,
+    ) -> Reading:
+        """Read where samples lie; z from what is there and from the samples themselves."""
         y = keys.sample(generator) if sample else keys.mean
-        traces = self.traces(memory, y)
-        reading = self.readout(traces, maps, sample=sample, generator=generator)
-        return ElboTerms(
-            log_likelihood=self.log_likelihood(reading.readout, episode),
-            readout_kl=reading.kl,
-            key_kl=keys.kl_to_prior(),
-        )
+        return self.readout(self.traces(memory, y), maps, sample=sample, generator=generator)
 
     def log_likelihood(self, readout: Readout, episode: Episode) -> PerImage:
         """ln p(x | z); a product over pixels, each given those before it, where a decoder sees
@@ -137,17 +145,26 @@ class KanervaHeap(MemoryModel):
         return cast(SpatialDecoder, self.decoder).draw(readout, self.likelihood, generator)
 
     def forward(self, episode: Episode) -> dict[str, Tensor]:
-        """The training objective, and beside it what puts like beside like: a loss of the key
-        network alone."""
+        """The training objective. Beside it, where pixels see their neighbours, what a sketch
+        without them costs, so that the memory learns what those do not tell as soon as it would
+        without; and what puts like beside like, a loss of the key network alone."""
         maps = self.encoder(self.as_episodes(episode))
         alone = self.config.memory.locality > 0
         proposal = self.placer.propose(maps.detach() if alone else maps)
         memory, keys = self.write_episode(maps, proposal=proposal)
-        outputs = self.terms(episode, maps, memory, keys).by_name()
+        reading, beside = self.look(maps, memory, keys), []
+        if self.config.decoder.neighbours:
+            output, sketch = cast(SpatialDecoder, self.decoder).both(reading.readout, episode)
+            likelihood = self.likelihood.log_prob(output, episode)
+            loss = -self.likelihood.log_prob(sketch, episode).mean()
+            beside.append(self.config.decoder.sketch * loss)
+        else:
+            likelihood = self.log_likelihood(reading.readout, episode)
+        outputs = ElboTerms(likelihood, reading.kl, keys.kl_to_prior()).by_name()
         if alone and proposal is not None:
             loss = locality_loss(proposal.mean, episode)
-            outputs["auxiliary"] = self.config.memory.locality * loss
-        return outputs
+            beside.append(self.config.memory.locality * loss)
+        return outputs | ({"auxiliary": sum(beside[1:], beside[0])} if beside else {})
 
     # Write, append
 
