@@ -173,6 +173,13 @@ def test_replay_is_near_and_grey_is_grey(
     assert found["vae_grey"] == 0 and 0 < found["crossfade_grey"] < 1
 
 
+def test_a_full_memory_has_no_free_places_to_sample_at(heap: ModelConfig, episodes: FixedEpisodes):
+    memory = MemoryConfig(size=8, reads=1, placement="cells", read="hard", capacity=8)
+    found = generation(KanervaHeap(replace(heap, memory=memory)).eval(), episodes, 40)
+    assert found is not None and "held_nearest" in found and "free_nearest" not in found
+    assert all(value == value for value in found.values())  # no NaN
+
+
 @pytest.mark.parametrize("placement", ["transport", "normalised"])
 def test_a_key_falls_on_a_block_or_beside_it(heap: ModelConfig, placement: str):
     memory = MemoryConfig(size=8, reads=1, block=2, placement=placement, capacity=16)

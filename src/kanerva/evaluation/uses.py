@@ -87,9 +87,10 @@ def generation(
     over pixels) and how grey they are (mean of 4 p (1 - p): 0 black and white, 1 all grey).
 
     Samples at random keys count by where the key falls: `held`, nearest to a place where a block
-    lies, or `free`. `perturbed` are keys a little off those of written images, `recalled` what a
-    memory gives back. To compare with: `vae`, samples of an empty memory; `crossfade`, two written
-    images half and half; `unwritten`, real images of another episode.
+    lies, or `free` (not in a memory that is full). `perturbed` are keys a little off those of
+    written images, `recalled` what a memory gives back. To compare with: `vae`, samples of an empty
+    memory; `crossfade`, two written images half and half; `unwritten`, real images of another
+    episode.
     """
     others = partners(episodes, holding(episodes, images))
     if others is None:
@@ -124,7 +125,8 @@ def generation(
                 apart = torch.cdist(mine, one) / math.sqrt(one.shape[-1])
                 found.setdefault(f"{name}_nearest", []).append(apart.min(dim=1).values.cpu())
             found.setdefault(f"{name}_grey", []).append((4 * flat * (1 - flat)).mean(-1).cpu())
-    means = {name: torch.cat(values).mean().item() for name, values in found.items()}
+    every = {name: torch.cat(values) for name, values in found.items()}
+    means = {name: values.mean().item() for name, values in every.items() if len(values)}
     return {"n": len(others) * episodes.episode_length} | means
 
 
