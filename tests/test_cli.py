@@ -106,6 +106,7 @@ def test_pictures_are_drawn_from_test_data_and_from_files(trained: Path, capsys)
         images.append(f"{index}.png")
     for argv in (
         ["generate", str(trained), "--num", "5"],
+        ["generate", str(trained), "--num", "5", "--drawn"],
         ["recall", str(trained), "--steps", "2", "--cue", "lower_half_hidden"],
         ["denoise", str(trained), "--steps", "2"],
         ["recall", str(trained), *images, "--out", "mine.png", "--save-memory", "m.safetensors"],

@@ -88,12 +88,13 @@ def decoder(neighbours: int) -> tuple[SpatialDecoder, Tensor, Tensor]:
     return made, torch.randn(2, 16, 4 + 2 * 2 * 3), torch.randint(256, (2, 16, 3, 8, 9)) / 255
 
 
-def test_both_are_what_each_alone_gives():
+def test_without_images_it_is_a_sketch():
+    """Of pixels by themselves, which no image changes; and not what they are given others."""
     made, readout, images = decoder(2)
-    seen, sketch = made.both(readout, images)
-    torch.testing.assert_close(seen, made(readout, images))
-    torch.testing.assert_close(sketch, made(readout))
-    assert not torch.allclose(seen, sketch)
+    assert made(readout).shape == made(readout, images).shape
+    assert not torch.allclose(made(readout), made(readout, images))
+    plain, readout, images = decoder(0)
+    assert torch.equal(plain(readout), plain(readout, images))
 
 
 @pytest.mark.parametrize("neighbours", [0, 2])

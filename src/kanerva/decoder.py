@@ -90,13 +90,6 @@ class SpatialDecoder(nn.Module):
             return sketch.unflatten(0, readout.shape[:2])
         return self.near(features, images.flatten(0, 1)).unflatten(0, readout.shape[:2])
 
-    def both(self, readout: Readout, images: Episode) -> tuple[DecoderOutput, DecoderOutput]:
-        """Pixels given their neighbours, and the sketch."""
-        assert self.near is not None
-        sketch, features = self._pixels(readout)
-        seen = self.near(features, images.flatten(0, 1))
-        return seen.unflatten(0, readout.shape[:2]), sketch.unflatten(0, readout.shape[:2])
-
     @torch.no_grad()
     def draw(
         self,

@@ -82,6 +82,9 @@ def generate(argv: list[str]) -> int:
     parser = picture_parser("generate", "Random-key and key-perturbed samples from a memory.")
     parser.add_argument("--num", type=int, default=32, help="samples of each kind")
     parser.add_argument("--spread", type=float, default=0.1, help="of perturbed keys (§4.1.1)")
+    parser.add_argument(
+        "--drawn", action="store_true", help="kpp: draw pixels, do not show what is expected"
+    )
     options = parser.read(argv)
     at_least(options, 1, "num")
     at_least(options, 0, "spread")
@@ -89,7 +92,12 @@ def generate(argv: list[str]) -> int:
     images = images_to_write(model, options)
     noise = stream(options["seed"], "generate", device=model.device)
     memory = model.write(images, generator=noise) if model.remembers else None
-    random = model.generate(memory, options["num"], generator=noise)
+    how: dict[str, Any] = {"generator": noise}
+    if options["drawn"]:
+        if not isinstance(model, KanervaHeap):
+            raise UserError(f"--drawn is for kpp, {options['run']} is {model.config.model}")
+        how["drawn"] = True
+    random = model.generate(memory, options["num"], **how)
     parts = [("written", images), ("random keys", random)]
     if not model.has_keys:
         parts = [("images", images), ("samples", random)]
@@ -98,7 +106,7 @@ def generate(argv: list[str]) -> int:
         keys = as_normal(memory.places)
         for spread in (options["spread"], 5 * options["spread"]):
             moved = keys + spread * torch.randn(keys.shape, generator=noise, device=keys.device)
-            made = model.generate_at(memory, moved, generator=noise)
+            made = model.generate_at(memory, moved, **how)
             parts.append((f"the written keys, each moved by {spread:g} * noise", made))
     else:
         key = torch.randn(model.key_shape, generator=noise, device=model.device)

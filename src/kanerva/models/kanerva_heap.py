@@ -31,7 +31,7 @@ from kanerva.memory.heap import Memory, Slots
 from kanerva.memory.placement import KeyPosterior, Placer, Places, locality_loss
 from kanerva.memory.writers import BlockAllocator
 from kanerva.models.base import ElboTerms, Images, JointDensity, MemoryModel, Weigh, all_but_one
-from kanerva.readout import Reading, SpatialReadout
+from kanerva.readout import SpatialReadout
 from kanerva.seeding import normal
 from kanerva.shapes import Blocks, Episode, FeatureMaps, MemoryMap, PerImage, Points, Readout
 
@@ -118,22 +118,14 @@ class KanervaHeap(MemoryModel):
         generator: torch.Generator | None = None,
     ) -> ElboTerms:
         """L_T from its parts: one key sample serves z's prior, its posterior and the decoder."""
-        reading = self.look(maps, memory, keys, sample=sample, generator=generator)
-        likelihood = self.log_likelihood(reading.readout, episode)
-        return ElboTerms(likelihood, reading.kl, keys.kl_to_prior())
-
-    def look(
-        self,
-        maps: FeatureMaps,
-        memory: MemoryMap,
-        keys: KeyPosterior,
-        *,
-        sample: bool = True,
-        generator: torch.Generator | None = None,
-    ) -> Reading:
-        """Read where samples lie; z from what is there and from the samples themselves."""
         y = keys.sample(generator) if sample else keys.mean
-        return self.readout(self.traces(memory, y), maps, sample=sample, generator=generator)
+        traces = self.traces(memory, y)
+        reading = self.readout(traces, maps, sample=sample, generator=generator)
+        return ElboTerms(
+            log_likelihood=self.log_likelihood(reading.readout, episode),
+            readout_kl=reading.kl,
+            key_kl=keys.kl_to_prior(),
+        )
 
     def log_likelihood(self, readout: Readout, episode: Episode) -> PerImage:
         """ln p(x | z); a product over pixels, each given those before it, where a decoder sees
@@ -146,21 +138,18 @@ class KanervaHeap(MemoryModel):
 
     def forward(self, episode: Episode) -> dict[str, Tensor]:
         """The training objective. Beside it, where pixels see their neighbours, what a sketch
-        without them costs, so that the memory learns what those do not tell as soon as it would
-        without; and what puts like beside like, a loss of the key network alone."""
+        without them costs that is made of the memory alone, as pictures are: neighbours tell so
+        much so soon that the memory would be left unused. And what puts like beside like, a loss of
+        the key network alone."""
         maps = self.encoder(self.as_episodes(episode))
         alone = self.config.memory.locality > 0
         proposal = self.placer.propose(maps.detach() if alone else maps)
         memory, keys = self.write_episode(maps, proposal=proposal)
-        reading, beside = self.look(maps, memory, keys), []
+        outputs, beside = self.terms(episode, maps, memory, keys).by_name(), []
         if self.config.decoder.neighbours:
-            output, sketch = cast(SpatialDecoder, self.decoder).both(reading.readout, episode)
-            likelihood = self.likelihood.log_prob(output, episode)
+            sketch = self.decoder(self._predicted(memory, keys.mean))
             loss = -self.likelihood.log_prob(sketch, episode).mean()
             beside.append(self.config.decoder.sketch * loss)
-        else:
-            likelihood = self.log_likelihood(reading.readout, episode)
-        outputs = ElboTerms(likelihood, reading.kl, keys.kl_to_prior()).by_name()
         if alone and proposal is not None:
             loss = locality_loss(proposal.mean, episode)
             beside.append(self.config.memory.locality * loss)
@@ -408,11 +397,13 @@ class KanervaHeap(MemoryModel):
         num_samples: int,
         *,
         near: tuple[Float[Tensor, "2"], float] | None = None,
+        drawn: bool = False,
         generator: torch.Generator | None = None,
     ) -> Float[Tensor, "*B T C H W"]:
         """Draw keys from their prior, read, draw a readout, decode its expected pixels.
 
         `near=(key, spread)` draws keys around one instead: y + spread * noise (§4.1.1).
+        `drawn=True` draws pixels too.
         """
         if num_samples < 1:
             raise UserError(f"num_samples must be at least 1, got {num_samples}")
@@ -424,7 +415,7 @@ class KanervaHeap(MemoryModel):
             if tuple(near[0].shape) != self.key_shape:
                 raise UserError(f"a key is {self.key_shape}, got {tuple(near[0].shape)}")
             keys = near[0].to(self.device) + near[1] * keys
-        return self.generate_at(memory, keys, generator=generator)
+        return self.generate_at(memory, keys, drawn=drawn, generator=generator)
 
     @torch.no_grad()
     def generate_at(
@@ -432,12 +423,14 @@ class KanervaHeap(MemoryModel):
         memory: Memory,
         keys: Float[Tensor, "*B T 2"],
         *,
+        drawn: bool = False,
         generator: torch.Generator | None = None,
     ) -> Float[Tensor, "*B T C H W"]:
-        """A picture for each key: read there, draw a readout, decode its expected pixels."""
+        """A picture for each key: read there, draw a readout, decode its expected pixels; or draw
+        those too."""
         maps, keys = self._with_keys(memory, keys)
-        reading = self.readout(self.traces(maps, keys), generator=generator)
-        images = self.likelihood.mean(self.decoder(reading.readout))
+        z = self.readout(self.traces(maps, keys), generator=generator).readout
+        images = self.draw_pixels(z, generator) if drawn else self.likelihood.mean(self.decoder(z))
         return images if memory.is_batch else images[0]
 
     def read(self, memory: Memory, keys: Float[Tensor, "*B T 2"]) -> Readout:
