@@ -1,6 +1,6 @@
 """malloc, free, malloc again, drawn on the memory itself.
 
-    python examples/malloc_and_free.py [RUN] [PICTURE]
+    python examples/malloc_and_free.py [RUN] [PICTURE]      # RUN may be a shipped model: glyphs
 
 Writes 24 test images of a run's own data, frees every other one, appends 12 others into free
 places, and checks that the survivors come back exactly as before.
@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 import kanerva
-from kanerva.models import KanervaHeap
+from kanerva.models import KanervaHeap, shipped_folder
 from kanerva.pictures import map_with_thumbnails
 from kanerva.runs import fixed_episodes, load_split, read_run_config
 
@@ -22,7 +22,7 @@ def main(run: str = "runs/demo", picture: str = "malloc_and_free.png") -> float:
     model = kanerva.load(run)
     if not isinstance(model, KanervaHeap) or model.placer.grid is None:
         raise SystemExit(f"{run} has no cells to free: train the default model")
-    config = read_run_config(Path(run))
+    config = read_run_config(shipped_folder(run) or Path(run))
     episodes = fixed_episodes(config, load_split(config, "test", None), model.device)
     images = episodes.batch(0, 2).images.flatten(0, 1)
     chance = torch.Generator().manual_seed(1)

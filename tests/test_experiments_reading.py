@@ -1,4 +1,4 @@
-"""Fig. 4 and recall: the rivals against their formulas, and what each experiment finds in a tiny
+"""Fig. 6 and recall: the rivals against their formulas, and what each experiment finds in a tiny
 version."""
 
 import copy

@@ -405,7 +405,7 @@ def test_a_better_record_changes_table1s_verdict(lab: Lab, folder: Path):
     assert "kpp-paper reaches MNIST (41.00)" in table1.run(lab).verdict
     filed(folder, record("kpp-paper", nats=45.0))
     said = table1.run(lab).verdict
-    assert "does NOT reach MNIST (45.00" in said and "By paper_style, which is none: " in said
+    assert "does NOT reach MNIST (45.00" in said and "By paper_style, which is no bound: " in said
 
 
 def test_a_part_stands_back_for_the_whole(lab: Lab, folder: Path):
@@ -414,6 +414,12 @@ def test_a_part_stands_back_for_the_whole(lab: Lab, folder: Path):
     filed(folder, record("kpp-paper", nats=40.0, partial=True), record("kpp-paper", nats=86.0))
     found = table1.run(lab).figures["ours"]["mnist"]["kpp-paper"]
     assert found["bound"]["mean"] == 86.0 and not found["partial"]
+
+
+def test_the_full_table1_is_of_records_alone(folder: Path, tmp_path: Path):
+    with pytest.raises(UserError, match="no records under"):
+        table1.run(Lab(quick=False, runs=tmp_path, preset="mnist"))
+    assert not list(tmp_path.glob("*mnist*"))
 
 
 def test_table1_without_records_trains_a_few(lab: Lab, folder: Path):

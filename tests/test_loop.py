@@ -227,7 +227,7 @@ def test_a_run_is_never_overwritten(tmp_path: Path, small_run: RunConfig, mnist_
     run = tmp_path / "run"
     run.mkdir()
     (run / "notes.txt").write_text("mine")
-    with pytest.raises(UserError, match="already holds a run"):
+    with pytest.raises(UserError, match="is not empty and holds no run"):
         train(small_run, run, data_root=mnist_root)
     assert [p.name for p in run.iterdir()] == ["notes.txt"]
 

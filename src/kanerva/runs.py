@@ -134,6 +134,8 @@ def open_run(run: Path, config: RunConfig, resume: bool) -> None:
     if run.exists() and not run.is_dir():
         raise UserError(f"{run} is a file; a run needs a folder")
     if run.is_dir() and any(run.iterdir()) and not resume:
+        if not (run / "config.yaml").exists() and not (run / "checkpoints").exists():
+            raise UserError(f"{run} is not empty and holds no run; name another --run")
         raise UserError(f"{run} already holds a run; add --resume to go on, or name another --run")
     try:
         (run / "checkpoints").mkdir(parents=True, exist_ok=True)

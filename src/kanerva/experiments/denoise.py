@@ -1,4 +1,4 @@
-"""Fig. 4, right: noisy images cleaned by reading a memory that was written clean, ten times."""
+"""Fig. 6, right: noisy images cleaned by reading a memory that was written clean, ten times."""
 
 from typing import Any
 
@@ -199,7 +199,7 @@ def drawn(figures: dict[str, Any], pictures: dict[str, dict[str, Pixels]]) -> Fi
 
 EXPERIMENT = Experiment(
     name="denoise",
-    paper="Fig. 4, right",
+    paper="Fig. 6, right",
     shows="salt & pepper, speckle, Poisson noise cleaned in ten steps",
     claim="Reading a memory again and again cleans salt and pepper, speckle and Poisson noise from "
     "what it holds.",

@@ -1,4 +1,4 @@
-"""Fig. 8, left (§4.3): the bound against the length T of an episode."""
+"""Fig. 10, left (§4.3): the bound against the length T of an episode."""
 
 from matplotlib.figure import Figure
 
@@ -103,7 +103,7 @@ def images(by_model: dict[str, list[dict]]) -> int:
 
 EXPERIMENT = Experiment(
     name="episode-length",
-    paper="Fig. 8, left",
+    paper="Fig. 10, left",
     shows="the bound and its divergences against T",
     claim="The bound does not depend on the length of episodes: trained with T from 5 to 64, it "
     "varies by one standard deviation of 0.625 nats per image.",

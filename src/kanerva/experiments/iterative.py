@@ -1,4 +1,4 @@
-"""Fig. 4, left: pictures from random keys, read again and again while the memory stays fixed."""
+"""Fig. 6, left: pictures from random keys, read again and again while the memory stays fixed."""
 
 from typing import Any
 
@@ -220,7 +220,7 @@ def drawn(figures: dict[str, Any], pictures: dict[str, Float[Tensor, "R S C H W"
 
 EXPERIMENT = Experiment(
     name="iterative",
-    paper="Fig. 4, left",
+    paper="Fig. 6, left",
     shows="random-key generations cleaned over ten steps",
     claim="Inferring a random-key generation again and again, the memory fixed, slowly but clearly "
     "improves it.",

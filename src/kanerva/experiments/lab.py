@@ -51,7 +51,7 @@ class Experiment:
     """One table or figure."""
 
     name: str
-    paper: str  # where it stands there: "Fig. 4, right"; or "beyond"
+    paper: str  # where it stands there: "Fig. 6, right"; or "beyond"
     shows: str  # a few words, for `reproduce --list`
     claim: str  # what the paper says, or what we set out to see
     run: Callable[["Lab"], Finding]

@@ -52,6 +52,10 @@ def index(by_name: dict[str, list[dict[str, Any]]]) -> str:
         "Each is one command, `kanerva reproduce NAME [--quick]`; the pages are written from its "
         "records by `make docs`.",
         "",
+        "A verdict marked (quick) is of small models on drawn glyphs, trained for a minute or two, "
+        "with one seed: it shows that the experiment works and what it looks like, and decides "
+        "nothing about the paper's claim. The others name the data set of the full protocol.",
+        "",
         "| experiment | paper | verdict |",
         "|---|---|---|",
     ]

@@ -1,4 +1,4 @@
-"""Fig. 5: keys moved a little, y + eps, eps ~ N(0, 0.1), row by row; and a VAE's z moved likewise.
+"""Fig. 7: keys moved a little, y + eps, eps ~ N(0, 0.1), row by row; and a VAE's z moved likewise.
 
 A row starts where a model puts one image: where its block was written (`kpp`), at the mean of
 q(y|x) (`kpp-paper`), at the mean of q(z|x) (`vae`). Pictures have z at the mean of p(z|M, y), so
@@ -287,7 +287,7 @@ def run(lab: Lab) -> Finding:
 
 EXPERIMENT = Experiment(
     name="perturb",
-    paper="Fig. 5",
+    paper="Fig. 7",
     shows="keys moved by N(0, 0.1), row by row; a VAE's z likewise",
     claim="Keys live in few dimensions, so y + eps, eps ~ N(0, 0.1), stays where density is high "
     "and gives local variations; a VAE's z, moved, leaves the valid region.",

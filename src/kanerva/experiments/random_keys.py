@@ -1,4 +1,4 @@
-"""Fig. 6: random keys, y ~ p(Y) = N(0, 1), read from one episode's memory.
+"""Fig. 8: random keys, y ~ p(Y) = N(0, 1), read from one episode's memory.
 
 A picture from a memory should show that memory: it lies nearer to what was written there than to
 as many images that were not. `keys alone` keeps z at the mean of p(z|M, y); where keys are dead it
@@ -144,7 +144,7 @@ def run(lab: Lab) -> Finding:
 
 EXPERIMENT = Experiment(
     name="random-keys",
-    paper="Fig. 6",
+    paper="Fig. 8",
     shows="pictures at keys from p(Y): do they show the memory?",
     claim="Keys drawn from p(Y) read new pictures of the episode out of its memory.",
     run=run,

@@ -75,7 +75,9 @@ def verdict_of(gains: dict[str, dict], orders: dict[str, dict]) -> str:
         if not found["clear"]:
             told.append(f"it makes no clear difference to {model} ({amount})")
         else:
-            told.append(f"it {'helps' if found['nats'] > 0 else 'HARMS'} {model} ({amount})")
+            does = "helps" if found["nats"] > 0 else "HARMS"
+            it = "it" if "seeds" in found["over"] else "in this run it"
+            told.append(f"{it} {does} {model} ({amount})")
     holds = all(found["clear"] and found["nats"] > 0 for found in gains.values())
     free = [name for name, found in orders.items() if found["order"] < EXCHANGEABLE]
     bound = [
