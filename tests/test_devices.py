@@ -152,7 +152,7 @@ def test_gradients_shared_between_graphs_are_those_of_one_process(tmp_path: Path
     [
         (["--batch", "3"], "batch=3 does not divide among 2 processes"),
         (["--preset", "mnsit"], "unknown preset 'mnsit'"),
-        ([], "already holds a run"),  # found by the first process alone
+        ([], "is not empty and holds no run"),  # found by the first process alone
         (["--strategy", "fsdp", "--step", "compiled"], "with --strategy fsdp use eager"),
     ],
 )
