@@ -139,8 +139,8 @@ def test_a_sweep_varies_over_its_values():
 
 def test_memory_useful_compares_equal_runs(lab: Lab):
     figures = checked(memory_useful.run(lab))
-    entries = {entry["model"]: entry for entry in figures["entries"]}
-    assert set(entries) == {"no-memory", "kpp-paper", "kpp"}
+    entries = {entry["label"]: entry for entry in figures["entries"]}
+    assert set(entries) == {"no-memory", "kpp-paper", "kpp-paper, no shift", "kpp"}
     for name in ("T", "steps", "images_per_step", "n_images"):
         assert len({entry[name] for entry in entries.values()}) == 1, name
     for model, found in figures["gaps"].items():
@@ -152,7 +152,7 @@ def test_memory_useful_is_drawn_from_records_where_three_seeds_are_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(sweep, "RESULTS", tmp_path)
-    for setting, nats in zip(memory_useful.FILED, (100.0, 98.0, 10.0), strict=True):
+    for setting, nats in zip(memory_useful.FILED, (100.0, 98.0, 97.0, 10.0), strict=True):
         for seed in range(3):
             file = tmp_path / "omniglot" / f"{setting.label}-s{seed}.json"
             write_record(filed_as(setting, nats + seed, seed), file)
@@ -183,10 +183,12 @@ def filed_as(setting: sweep.Setting, nats: float, seed: int) -> dict[str, Any]:
 def test_memory_usefuls_verdict_follows_the_gap():
     useful = {"nats": 20.0, "margin": 1.0, "clear": True, "over": "x"}
     idle, harmful = useful | {"nats": 0.4, "clear": False}, useful | {"nats": -3.0}
-    said = memory_useful.verdict_of({"kpp-paper": useful, "kpp": idle}, "here")
+    still = memory_useful.UNSHIFTED
+    said = memory_useful.verdict_of({"kpp-paper": useful, still: idle, "kpp": idle}, "here")
     assert said.startswith("The memory as printed is useful") and "kpp is no different" in said
     for found in (idle, harmful):
-        said = memory_useful.verdict_of({"kpp-paper": found, "kpp": useful}, "here")
+        gaps = {"kpp-paper": found, still: idle, "kpp": useful}
+        said = memory_useful.verdict_of(gaps, "here")
         assert "does NOT hold" in said and ("worse" in said) == (found is harmful)
 
 

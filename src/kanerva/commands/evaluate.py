@@ -33,7 +33,15 @@ from kanerva.models import MemoryModel, load, shipped_folder
 from kanerva.pictures import sheet
 from kanerva.runs import fixed_episodes, load_split, read_run_config
 
-TRAINING = ("images_seen", "images_per_s", "wall_s", "steps", "best_step", "skipped_steps")
+TRAINING = (
+    "checkpoint",
+    "images_seen",
+    "images_per_s",
+    "wall_s",
+    "steps",
+    "best_step",
+    "skipped_steps",
+)
 
 
 def evaluate(argv: list[str]) -> int:

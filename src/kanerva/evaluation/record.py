@@ -188,8 +188,8 @@ def flop_per_image(model: MemoryModel, config: RunConfig) -> float:
     counter = FlopCounterMode(display=False)
     with counter, torch.enable_grad():
         outputs = model(episode)
-        outputs.pop("auxiliary", None)
-        ElboTerms(**outputs).loss.backward()
+        beside = outputs.pop("auxiliary", torch.zeros((), device=model.device))
+        (ElboTerms(**outputs).loss + beside).backward()
     model.zero_grad(set_to_none=True)
     return counter.get_total_flops() / config.episode_length
 

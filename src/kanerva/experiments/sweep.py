@@ -262,6 +262,6 @@ def bars(axes: Axes, entries: list[dict[str, Any]], how: str, title: str) -> Non
         axes.legend(loc="upper left", fontsize=8)
     highest = max(entry[how]["nll_nats"]["mean"] for entry in entries)
     axes.set_ylim(0, 1.25 * highest)
-    axes.set_xticks(range(len(entries)), [entry["label"] for entry in entries])
+    axes.set_xticks(range(len(entries)), [entry["label"].replace(", ", ",\n") for entry in entries])
     axes.set_ylabel("nats per image")
     axes.set_title(title, fontsize=10)
