@@ -83,6 +83,11 @@ def test_train_resume_evaluate_compare(
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 3 and lines[1] == lines[2]
     assert lines[1].split()[5] == f"{record['bound']['nll_nats']:.2f}"
+    assert main(["compare", "results/mnist", filed, "--over-seeds"]) == 0
+    assert capsys.readouterr().out.splitlines()[1].split()[4:6] == ["2", lines[1].split()[5]]
+    if "kpp-paper" in flags:
+        assert main(["generate", str(run), "--drawn"]) == 2
+        assert "--drawn is for kpp" in capsys.readouterr().err
 
 
 def test_a_run_says_what_its_config_says(trained: Path):

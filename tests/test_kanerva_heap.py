@@ -1035,6 +1035,11 @@ def test_training_also_pays_for_a_sketch_of_the_memory_alone():
     pictures = model.decoder(model.read(Memory(memory), keys.mean))
     expected = -model.likelihood.log_prob(pictures, images).mean()
     torch.testing.assert_close(outputs["auxiliary"], expected, **CLOSE)
+    decoder = replace(model.config.decoder, sketch=0.25)
+    model.config = replace(model.config, decoder=decoder)
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        torch.testing.assert_close(model(images)["auxiliary"], 0.25 * expected, **CLOSE)
     plain = KanervaHeap(config_of("hard-colour")).train()
     assert "auxiliary" not in plain(images)
 

@@ -187,6 +187,8 @@ def test_seeds_are_averaged_and_configurations_are_not(record: dict):
     alone, mean = rows[1].split(), rows[2].split()
     assert alone[4:7] == ["1", "5.00", "-"]
     assert mean[4:7] == ["3", "13.00", f"{13**0.5:.2f}"]  # of 9 + 1 + 16 over two
+    unknown = over_seeds([again(0, 5.0, images_seen=None)]).splitlines()[1].split()
+    assert unknown[3] == "-"  # weights that came without their run
 
 
 def test_a_folder_of_records_is_read_whole(record: dict, tmp_path: Path):

@@ -11,6 +11,15 @@ from torch import Tensor
 _FRAME, _PAPER, _RULE, _INK = 2, (255, 255, 255), (208, 208, 208), (40, 40, 40)
 Pictures = Float[Tensor, "_ C H W"]
 
+MODEL_COLOURS = {  # of lines and bars, in speeds and in sweeps
+    "kpp": "#1b6ca8",
+    "kpp-paper": "#e07b00",
+    "no-memory": "#6a6a6a",
+    "vae": "#a03070",
+    "dkm": "#2c8a4b",
+    "dkm-tsm": "#8fbf3f",
+}
+
 
 def tile(images: Pictures, columns: int, scale: int = 2) -> Image.Image:
     """Images on [0, 1] in rows of `columns`, left to right, top to bottom, each in a thin frame."""

@@ -83,12 +83,8 @@ def mazes() -> RunConfig:
 
 def celeba() -> RunConfig:
     """CelebA at 64x64, whole pictures unless `--data.crop`. The paper shows it without a figure."""
-    return RunConfig(
-        preset="celeba",
-        data=DataConfig(set="celeba", binarization="none"),
-        image=(3, 64, 64),
-        likelihood=MIXTURE,
-    )
+    data = DataConfig(set="celeba", binarization="none")
+    return replace(cifar10(), preset="celeba", data=data, image=(3, 64, 64))
 
 
 def imagenet32() -> RunConfig:

@@ -28,7 +28,7 @@ from kanerva.benchmark.timing import read_measurement
 from kanerva.errors import UserError
 from kanerva.evaluation.record import read_record
 from kanerva.evaluation.report import compare, headline, keys, over_seeds, samples, sizes, table
-from kanerva.experiments.table1 import BITS, PAPER, ROWS, SETS, cell, lines_of, verdict_of
+from kanerva.experiments.table1 import BITS, PAPER, SETS, cells_of, lines_of, verdict_of
 
 TABLES: dict[str, Callable[[list[dict[str, Any]]], str]] = {
     "table": lambda records: table(records[0]),
@@ -77,11 +77,7 @@ def body(kind: str, paths: list[Path]) -> str:
         return f"\n{headline(records, paper, SETS, BITS)}\n"
     if kind == "table1":
         tested = [r for r in records if r["split"] == "test"]
-        cells = {
-            name: {row: cell(tested, name, row) for row in ROWS}
-            for name in SETS
-            if name in PAPER["kpp-paper"]
-        }
+        cells = cells_of(tested, [name for name in SETS if name in PAPER["kpp-paper"]])
         return f"{fenced(chr(10).join(lines_of(cells, here=False)))}\n\n{verdict_of(cells)}\n"
     return fenced(TABLES[kind](records))
 

@@ -14,6 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from kanerva.benchmark.timing import read_measurement
+from kanerva.pictures import MODEL_COLOURS
 
 matplotlib.use("Agg")
 PARTS = ("data", "forward", "backward", "update", "rest", "read")
@@ -181,7 +182,6 @@ def _bars(axes: Axes, rows: list[dict[str, Any]]) -> None:
         axes.legend(frameon=False, fontsize=8)
 
 
-MODELS = {"kpp": "#1b6ca8", "kpp-paper": "#e07b00", "dkm": "#2c8a4b", "dkm-tsm": "#2c8a4b"}
 Lines = dict[tuple[Any, ...], dict[int, float]]
 
 
@@ -209,7 +209,7 @@ def _lines(rows: list[dict[str, Any]], what: str, cost: Callable[[dict[str, Any]
 def _curves(axes: Axes, lines: Lines, what: str, title: str) -> None:
     for name, points in lines.items():
         xs = sorted(points)
-        style = {"markersize": 4, "label": ", ".join(name[:3]), "color": MODELS.get(name[1])}
+        style = {"markersize": 4, "label": ", ".join(name[:3]), "color": MODEL_COLOURS.get(name[1])}
         axes.plot(xs, [points[x] for x in xs], "o-", **style)
     axes.set_xscale("log", base=2)
     ticks: list[int] = []

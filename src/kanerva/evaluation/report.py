@@ -104,7 +104,7 @@ def keys(records: list[dict[str, Any]]) -> str:
         tried = [r["controls"].get(name) for name in CONTROLS]
         known, places, memory = r.get("familiarity"), r.get("places"), r["memory"]
         rows.append(
-            [f"{r['preset']} {r['model']}{'-' + r['variant'] if r['variant'] else ''}"]
+            [f"{r['preset']} {named(r)}"]
             + [str(r["T"]), f"{memory['floats_per_image']:.4g}", f"{memory['bits_per_image']:.5g}"]
             + [f"{r['bound'][key]:.2f}" for key in ("nll_nats", "kl_z", "kl_y")]
             + [str(r["controls"]["n_images"])]
@@ -138,11 +138,9 @@ def compare(records: list[dict[str, Any]]) -> str:
     if charged:
         rows[0].insert(9, "with KL(M)")
     for r in sorted(records, key=lambda r: (r["preset"], r["bound"]["nll_nats"])):
-        name = r["model"] + (f"-{r['variant']}" if r["variant"] else "")
         tried = [r["controls"].get(name) for name in CONTROLS]
-        where = r["preset"] + ("" if r["split"] == "test" else f" {r['split']}")
         rows.append(
-            [where, name, r["binarization"], str(r["seed"]), str(r["T"])]
+            [where(r), named(r), r["binarization"], str(r["seed"]), str(r["T"])]
             + [f"{r['bound'][key]:.2f}" for key in ("nll_nats", "ci95")]
             + [f"{r['bound']['bits_per_dim']:.4f}", f"{r['paper_style']['nll_nats']:.2f}"]
             + ["-" if entry is None else f"{entry['nll_nats']:.2f}" for entry in tried]
@@ -204,9 +202,8 @@ def over_seeds(records: list[dict[str, Any]]) -> str:
     """Mean and deviation over runs of one configuration that differ by seed alone."""
     groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for r in records:
-        name = r["model"] + (f"-{r['variant']}" if r["variant"] else "")
-        what = r["preset"] if r["split"] == "test" else f"{r['preset']} {r['split']}"
-        groups.setdefault((what, name, r["config_hash"], r["memory"]["dtype"]), []).append(r)
+        group = (where(r), named(r), r["config_hash"], r["memory"]["dtype"])
+        groups.setdefault(group, []).append(r)
     head = "preset,model,T,seen,seeds,bound,± std,bits/dim,paper_style,± std,KL z,KL y,floats"
     rows = [list[str](head.split(","))]
 
@@ -219,9 +216,9 @@ def over_seeds(records: list[dict[str, Any]]) -> str:
 
     ordered = sorted(groups.items(), key=lambda one: (one[0][0], mean(one[1], "bound", "nll_nats")))
     for (what, name, *_), group in ordered:
-        first = group[0]
+        first, seen = group[0], group[0].get("images_seen")  # None: weights without their run
         rows.append(
-            [what, name, str(first["T"]), f"{first.get('images_seen', 0):,}", str(len(group))]
+            [what, name, str(first["T"]), f"{seen:,}" if seen else "-", str(len(group))]
             + [f"{mean(group, 'bound', 'nll_nats'):.2f}", deviation(group, "bound")]
             + [f"{mean(group, 'bound', 'bits_per_dim'):.4f}"]
             + [f"{mean(group, 'paper_style', 'nll_nats'):.2f}", deviation(group, "paper_style")]
@@ -229,6 +226,16 @@ def over_seeds(records: list[dict[str, Any]]) -> str:
             + [f"{first['memory']['floats_per_image']:g}"]
         )
     return columns(rows, left=2)
+
+
+def named(record: dict[str, Any]) -> str:
+    """A model and its variant."""
+    return record["model"] + (f"-{record['variant']}" if record["variant"] else "")
+
+
+def where(record: dict[str, Any]) -> str:
+    """The data set, and the split where it is not the test's."""
+    return record["preset"] + ("" if record["split"] == "test" else f" {record['split']}")
 
 
 def columns(rows: list[list[str]], left: int) -> str:

@@ -4,7 +4,6 @@ from matplotlib.figure import Figure
 
 from kanerva.experiments.lab import Experiment, Finding, Lab
 from kanerva.experiments.sweep import (
-    COLOURS,
     Setting,
     equal_runs,
     finished,
@@ -14,8 +13,10 @@ from kanerva.experiments.sweep import (
     over_values,
     rows,
     seeds,
+    seeds_of,
     seeds_said,
 )
+from kanerva.pictures import MODEL_COLOURS
 
 LENGTHS = (5, 16, 32, 64)
 PAPER = 0.625  # nats: one deviation of the bound over T from 5 to 64 (§4.3)
@@ -77,20 +78,24 @@ def drawn(lab: Lab, lengths: list[int], by_model: dict[str, list[dict]]) -> Figu
     figure = Figure(figsize=(10.4, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2)
     for model, entries in by_model.items():
-        line_over(left, lengths, entries, "nll_nats", model, color=COLOURS[model])
+        line_over(left, lengths, entries, "nll_nats", model, color=MODEL_COLOURS[model])
         for term, name, style in (("kl_z", "KL z", "-"), ("kl_y", "KL y", ":")):
             line_over(
-                right, lengths, entries, term, f"{model}, {name}", color=COLOURS[model], ls=style
+                right,
+                lengths,
+                entries,
+                term,
+                f"{model}, {name}",
+                color=MODEL_COLOURS[model],
+                ls=style,
             )
     floors = [entry["floor"] for entry in by_model["kpp"]]
     left.plot(range(len(lengths)), floors, "k--", lw=1, label="floor ln T")
     finished(left, "episode length T", "test bound")
     finished(right, "episode length T", "its divergences")
     first = by_model["kpp"][0]
-    many = len(first["seeds"])
     figure.suptitle(
-        f"{lab.preset}: {'one seed' if many == 1 else f'mean ± std of {many} seeds'}, "
-        f"about {images(by_model)} images a step at every T",
+        f"{lab.preset}: {seeds_of(first)}, about {images(by_model)} images a step at every T",
         fontsize=10,
     )
     return figure

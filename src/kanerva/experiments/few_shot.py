@@ -17,9 +17,10 @@ from torch import Tensor
 from kanerva import data
 from kanerva.errors import UserError
 from kanerva.experiments.lab import Experiment, Finding, Lab
-from kanerva.experiments.sweep import COLOURS, equal_runs
+from kanerva.experiments.sweep import equal_runs
 from kanerva.memory.heap import Memory
 from kanerva.models import MemoryModel
+from kanerva.pictures import MODEL_COLOURS
 from kanerva.presets import preset
 from kanerva.runs import load_split
 from kanerva.seeding import stream
@@ -210,7 +211,11 @@ def drawn(lab: Lab, figures: dict[str, Any]) -> Figure:
     figure = Figure(figsize=(15.2, 4.6), layout="constrained")
     left, middle, right = figure.subplots(1, 3)
     for label, found in figures["models"].items():
-        how = {"color": COLOURS[label.split()[0]], "ls": LINES.get(label, "-"), "label": label}
+        how = {
+            "color": MODEL_COLOURS[label.split()[0]],
+            "ls": LINES.get(label, "-"),
+            "label": label,
+        }
         rows = found["written"]
         for axes, key in ((left, "gain"), (middle, "over_empty"), (right, "own")):
             if label == "vae" and axes is not right:

@@ -4,7 +4,6 @@ from matplotlib.figure import Figure
 
 from kanerva.experiments.lab import Experiment, Finding, Lab
 from kanerva.experiments.sweep import (
-    COLOURS,
     Setting,
     equal_runs,
     finished,
@@ -13,8 +12,10 @@ from kanerva.experiments.sweep import (
     over_values,
     rows,
     seeds,
+    seeds_of,
     seeds_said,
 )
+from kanerva.pictures import MODEL_COLOURS
 
 READS = (1, 2, 8, 64)
 PAPER = 0.041  # nats: one deviation of the total test KL over K from 1 to 64 (§4.3)
@@ -66,20 +67,19 @@ def run(lab: Lab) -> Finding:
     ]
     figure = Figure(figsize=(10.4, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2)
-    line_over(left, reads, entries, "nll_nats", "kpp-paper", color=COLOURS["kpp-paper"])
+    line_over(left, reads, entries, "nll_nats", "kpp-paper", color=MODEL_COLOURS["kpp-paper"])
     for term, name, how in (
         ("kl", "total", {"color": "black", "lw": 4, "alpha": 0.3}),
-        ("kl_z", "KL z", {"color": COLOURS["kpp-paper"], "ls": "--"}),
-        ("kl_y", "KL y", {"color": COLOURS["dkm"], "ls": ":"}),
+        ("kl_z", "KL z", {"color": MODEL_COLOURS["kpp-paper"], "ls": "--"}),
+        ("kl_y", "KL y", {"color": MODEL_COLOURS["dkm"], "ls": ":"}),
     ):
         line_over(right, reads, entries, term, name, **how)
     floor = entries[0]["floor"]
     left.axhline(floor, color="black", ls="--", lw=1, label=f"floor ln T = {floor:.2f}")
     finished(left, "blocks read for each image, K", "test bound")
     finished(right, "blocks read for each image, K", "its divergences")
-    many = len(entries[0]["seeds"])
     figure.suptitle(
-        f"{lab.preset}: {'one seed' if many == 1 else f'mean ± std of {many} seeds'}, "
+        f"{lab.preset}: {seeds_of(entries[0])}, "
         f"{entries[0]['steps']} steps of {entries[0]['images_per_step']} images",
         fontsize=10,
     )

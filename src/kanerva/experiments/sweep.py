@@ -19,16 +19,13 @@ from kanerva.evaluation.bound import Score, bound
 from kanerva.evaluation.controls import holding
 from kanerva.evaluation.record import memory_size, read_records
 from kanerva.experiments.lab import FULL_STEPS, Lab
+from kanerva.pictures import MODEL_COLOURS
 from kanerva.presets import preset
 from kanerva.runs import fixed_episodes, load_split
 
 RESULTS = Path("results")  # where records lie, in the working directory
 IMAGES = 1024  # of the test set that a quick version scores; the full one scores it all
 TERMS = ("nll_nats", "recon", "kl_z", "kl_y")
-COLOURS = {"kpp": "#1b6ca8", "kpp-paper": "#e07b00", "no-memory": "#6a6a6a", "vae": "#a03070"} | {
-    "dkm": "#2c8a4b",
-    "dkm-tsm": "#8fbf3f",
-}
 
 
 @dataclass(frozen=True)
@@ -78,19 +75,32 @@ def measured(lab: Lab, setting: Setting, chosen: list[int]) -> dict[str, Any]:
         floats = memory_size(model, config.episode_length)["floats_per_image"]
         for how, scores in found.items():
             scores.append(bound(model, episodes, sample=how == "bound", limit=limit))
+    return as_entry(
+        setting,
+        found,
+        variant=config.variant,
+        T=config.episode_length,
+        K=config.memory.reads,
+        capacity=config.memory.capacity if config.model == "kpp" else None,
+        floats_per_image=floats,
+        steps=config.steps,
+        images_per_step=config.episode_length * config.batch,
+        seeds=chosen,
+    )
+
+
+def as_entry(
+    setting: Setting, found: dict[str, list[Score]], *, T: int, K: int, **facts: Any
+) -> dict[str, Any]:
+    """Scores of a setting over seeds, and what they are of; only Kanerva++ has K reads."""
     return {
         "label": setting.label,
         "model": setting.model,
-        "variant": config.variant,
-        "T": config.episode_length,
-        "K": config.memory.reads if config.model in ("kpp", "kpp-paper") else None,
-        "capacity": config.memory.capacity if config.model == "kpp" else None,
-        "floats_per_image": floats,
-        "steps": config.steps,
-        "images_per_step": config.episode_length * config.batch,
-        "seeds": chosen,
+        "T": T,
+        "K": K if setting.model in ("kpp", "kpp-paper") else None,
+        **facts,
         "n_images": found["bound"][0].n_images,
-        "floor": math.log(config.episode_length),
+        "floor": math.log(T),
         **{how: over_seeds(scores) for how, scores in found.items()},
     }
 
@@ -112,20 +122,17 @@ def filed(settings: list[Setting], preset_name: str, least: int = 3) -> list[dic
             for how in ("bound", "paper_style")
         }
         entries.append(
-            {
-                "label": setting.label,
-                "model": setting.model,
-                "variant": setting.variant,
-                "T": first["T"],
-                "K": first["K"] if setting.model in ("kpp", "kpp-paper") else None,
-                "floats_per_image": first["memory"]["floats_per_image"],
-                "steps": first["steps"],
-                "images_per_step": first["images_seen"] // first["steps"],
-                "seeds": [r["seed"] for r in mine],
-                "n_images": first["n_images"],
-                "floor": math.log(first["T"]),
-                **{how: over_seeds(each) for how, each in scores.items()},
-            }
+            as_entry(
+                setting,
+                scores,
+                variant=setting.variant,
+                T=first["T"],
+                K=first["K"],
+                floats_per_image=first["memory"]["floats_per_image"],
+                steps=first["steps"],
+                images_per_step=first["images_seen"] // first["steps"],
+                seeds=[r["seed"] for r in mine],
+            )
         )
     return entries if len({images_seen(entry) for entry in entries}) == 1 else None
 
@@ -188,6 +195,12 @@ def seeds_said(found: dict[str, Any]) -> str:
     return f"std between seeds {found['seed_std']:.2f}"
 
 
+def seeds_of(entry: dict[str, Any]) -> str:
+    """What its figures are of."""
+    count = len(entry["seeds"])
+    return f"mean ± std of {count} seeds" if count > 1 else "one seed"
+
+
 def pm(entry: dict[str, Any], digits: int = 2) -> str:
     """12.34±0.05, or 12.34 where there is one."""
     text = f"{entry['mean']:.{digits}f}"
@@ -207,11 +220,9 @@ def rows(entries: list[dict[str, Any]]) -> list[str]:
             f"{pm(b['kl_y']):>12}{'(' + pm(style) + ')':>15}"
         )
     first = entries[0]
-    count = len(first["seeds"])
     images = " or ".join(map(str, sorted({entry["n_images"] for entry in entries})))
-    many = f"mean ± std of {count} seeds" if count > 1 else "one seed"
     lines.append(
-        f"nats per image, {images} test images, {images_seen(first):,} seen, {many}; "
+        f"nats per image, {images} test images, {images_seen(first):,} seen, {seeds_of(first)}; "
         "(paper_style) is no bound; floats of M"
     )
     return lines
@@ -250,7 +261,7 @@ def bars(axes: Axes, entries: list[dict[str, Any]], how: str, title: str) -> Non
     """Mean and deviation of one score, a bar for each entry, a point for each seed."""
     for place, entry in enumerate(entries):
         found = entry[how]["nll_nats"]
-        colour = COLOURS.get(entry["model"], "#6a6a6a")
+        colour = MODEL_COLOURS.get(entry["model"], "#6a6a6a")
         axes.bar(place, found["mean"], yerr=found["std"], color=colour, alpha=0.75, capsize=6)
         if found["std"] is not None:
             axes.plot([place] * len(found["each"]), found["each"], "k.", ms=5)

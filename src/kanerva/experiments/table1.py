@@ -100,6 +100,11 @@ def cell(found: list[dict[str, Any]], name: str, row: str) -> dict[str, Any] | N
     return None
 
 
+def cells_of(found: list[dict[str, Any]], names: list[str]) -> dict[str, dict[str, Any]]:
+    """Every row's cell of some data sets."""
+    return {name: {row: cell(found, name, row) for row in ROWS} for name in names}
+
+
 def entry(alike: list[dict[str, Any]], name: str) -> dict[str, Any]:
     """Seeds of one configuration as one cell."""
     first = alike[0]
@@ -334,7 +339,7 @@ def run(lab: Lab) -> Finding:
         for name in SETS
         if any(r["preset"] == name for r in found) or name in PAPER["kpp-paper"]
     ]
-    cells = {name: {row: cell(found, name, row) for row in ROWS} for name in names}
+    cells = cells_of(found, names)
     figures = {"paper": PAPER, "ours": cells, "from_records": not here}
     return Finding(figures, lines_of(cells, here), verdict_of(cells), {"": drawn(cells)})
 

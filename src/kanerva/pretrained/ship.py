@@ -88,8 +88,8 @@ def halved(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 def save_halved(model: MemoryModel, folder: Path) -> None:
     """Weights and config as `load` reads them, if they are small enough to ship.
 
-    Unlike a run's, these weights do not name their config by a hash of all its options: a later
-    version may add some, and what has shipped is to load in it.
+    Unlike a run's, these weights do not name their config: the record beside them holds the hashes
+    of both files.
     """
     write_tensors(folder / WEIGHTS, halved(model.state_dict()), {"format": "pt"})
     (folder / WEIGHTS).chmod(0o644)  # safetensors keeps files to their owner; these are everyone's
