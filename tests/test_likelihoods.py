@@ -142,6 +142,28 @@ def test_mixture_pulls_a_far_mean_back():
 
 
 @pytest.mark.parametrize("channels", [1, 3])
+def test_mixture_about_a_guess_is_the_mixture_moved(channels: int):
+    """Away from the ends of the range: pixels and guess moved together have the same density."""
+    likelihood = LogisticMixture(4)
+    output = parameters(4, channels, spread=0.2).expand(1, 8, -1, 1, 1)
+    guess = 0.4 + 0.2 * torch.rand(1, 8, channels, 1, 1)
+    images = guess + 0.3 * (torch.rand(1, 8, channels, 1, 1) - 0.5)
+    about = likelihood.log_prob(likelihood.about(output, guess), images)
+    torch.testing.assert_close(about, likelihood.log_prob(output, images - guess + 0.5))
+    assert (about - likelihood.log_prob(output, images)).abs().min() > 1e-3
+
+
+def test_mixture_counts_its_means_in_full_precision():
+    """From a guess, a bf16 decoder names a pixel to less than a tenth of a level."""
+    likelihood, guess = LogisticMixture(1), torch.full((1, 1, 1, 1, 1), 250.3 / 255)
+    output = torch.tensor([0.0, 0.001, -7.0]).view(1, 1, 3, 1, 1).bfloat16()
+    mean = likelihood.mean(likelihood.about(output, guess)).item() * 255
+    assert mean == pytest.approx(250.3 + 0.001 * 127.5, abs=0.01)
+    logits = torch.randn(1, 2, 1, 3, 3)
+    assert torch.equal(Bernoulli().about(logits, logits), logits)  # has no mean to move
+
+
+@pytest.mark.parametrize("channels", [1, 3])
 def test_mixture_samples_are_8_bit_levels(channels: int):
     likelihood = LogisticMixture(3)
     samples = likelihood.sample(torch.randn(2, 5, likelihood.outputs(channels), 4, 3))

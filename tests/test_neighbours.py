@@ -14,6 +14,7 @@ from kanerva.likelihoods import Bernoulli, make_likelihood
 from kanerva.presets import preset
 
 HEIGHT, WIDTH = 6, 7
+MIXTURE = make_likelihood(LikelihoodConfig(kind="logistic_mixture", components=2))
 
 
 def net(channels: int = 1, outputs: int = 1, reach: int = 2) -> Neighbours:
@@ -30,16 +31,18 @@ def test_a_pixel_sees_its_neighbourhood_and_nothing_else(reach: int):
     """Each pixel in turn is changed: which outputs move?"""
     made, features = net(reach=reach), torch.randn(1, 5, HEIGHT, WIDTH)
     images = torch.rand(1, 1, HEIGHT, WIDTH)
-    before = made(features, images)
+    before = torch.cat(made(features, images), dim=1)
     for i, j in product(range(HEIGHT), range(WIDTH)):
         other = images.clone()
         other[0, 0, i, j] += 0.5
-        moved = (made(features, other) != before)[0, 0]
+        after = torch.cat(made(features, other), dim=1)
+        moved = (after != before)[0]
         for a, b in product(range(HEIGHT), range(WIDTH)):
             down, right = a - i, b - j
             same_row = down == 0 and 0 < right <= reach
             below = 0 < down <= reach and abs(right) <= reach
-            assert moved[a, b] == (same_row or below), (i, j, a, b)
+            for part in range(2):  # parameters, guess
+                assert moved[part, a, b] == (same_row or below), (part, i, j, a, b)
 
 
 def test_features_speak_for_their_own_pixel():
@@ -47,7 +50,7 @@ def test_features_speak_for_their_own_pixel():
     images = torch.rand(1, 1, HEIGHT, WIDTH)
     other = features.clone()
     other[..., 3, 2] += 1
-    moved = (made(other, images) != made(features, images))[0, 0]
+    moved = (made(other, images)[0] != made(features, images)[0])[0, 0]
     assert moved.nonzero().tolist() == [[3, 2]]
 
 
@@ -55,28 +58,42 @@ def test_the_probabilities_of_all_images_sum_to_one():
     """Of 2^6 binary ones: each pixel's may depend on the others only through those before it."""
     made, features = net(), torch.randn(1, 5, 2, 3)
     every = torch.tensor(list(product([0.0, 1.0], repeat=6))).view(-1, 1, 2, 3)
-    output = made(features.expand(len(every), -1, -1, -1), every)
+    output, _ = made(features.expand(len(every), -1, -1, -1), every)
     log_prob = Bernoulli().log_prob(output[None], every[None])
     assert log_prob.double().exp().sum().item() == pytest.approx(1.0, abs=1e-5)
-    moved = made(features.expand(len(every), -1, -1, -1), every.roll(1, 0))
+    moved, _ = made(features.expand(len(every), -1, -1, -1), every.roll(1, 0))
     assert (Bernoulli().log_prob(moved[None], every[None]) - log_prob).abs().max() > 0.05
 
 
 def test_drawing_follows_the_density():
     """Drawn without chance, an image is what its own parameters say of it, pixel for pixel."""
     made, features = net(channels=3, outputs=3), torch.randn(4, 5, HEIGHT, WIDTH)
-    images = made.draw(features, torch.sigmoid)
-    torch.testing.assert_close(images, made(features, images).sigmoid(), rtol=1e-5, atol=1e-5)
+
+    def expected(output: Tensor, guess: Tensor) -> Tensor:
+        return (output + guess).sigmoid()
+
+    images = made.draw(features, expected)
+    again = expected(*made(features, images))
+    torch.testing.assert_close(images, again, rtol=1e-5, atol=1e-5)
 
 
 def test_draws_have_the_frequencies_of_the_density():
     made, features = net(), torch.randn(1, 5, 1, 3)
-    many = made.draw(features.expand(20_000, -1, -1, -1), lambda p: torch.bernoulli(p.sigmoid()))
+    wide = features.expand(20_000, -1, -1, -1)
+    many = made.draw(wide, lambda output, guess: torch.bernoulli(output.sigmoid()))
     for bits in product([0.0, 1.0], repeat=3):
         one = torch.tensor(bits).view(1, 1, 1, 3)
-        p = Bernoulli().log_prob(made(features, one)[None], one[None]).exp().item()
+        p = Bernoulli().log_prob(made(features, one)[0][None], one[None]).exp().item()
         seen = (many == one).flatten(1).all(dim=1).float().mean().item()
         assert seen == pytest.approx(p, abs=4 * (p * (1 - p) / 20_000) ** 0.5 + 1e-3)
+
+
+def test_the_first_guess_lies_midway_between_left_and_above():
+    made, images = Neighbours(3, 5, 2, 2, 8, 1), torch.rand(2, 3, HEIGHT, WIDTH)
+    _, guess = made(torch.randn(2, 5, HEIGHT, WIDTH), images)
+    between = (images[:, :, 1:, :-1] + images[:, :, :-1, 1:]) / 2
+    torch.testing.assert_close(guess[:, :, 1:, 1:], between)
+    torch.testing.assert_close(guess[:, :, 0, 0], torch.full((2, 3), 0.5))  # nothing before it
 
 
 # In the decoder
@@ -84,7 +101,7 @@ def test_draws_have_the_frequencies_of_the_density():
 
 def decoder(neighbours: int) -> tuple[SpatialDecoder, Tensor, Tensor]:
     config = DecoderConfig(base=16, depth=1, neighbours=neighbours, near_width=8, near_depth=1)
-    made = SpatialDecoder(config, ReadoutConfig(size=4, channels=2), 20, (3, 8, 9))
+    made = SpatialDecoder(config, ReadoutConfig(size=4, channels=2), MIXTURE, (3, 8, 9))
     return made, torch.randn(2, 16, 4 + 2 * 2 * 3), torch.randint(256, (2, 16, 3, 8, 9)) / 255
 
 
@@ -100,11 +117,10 @@ def test_without_images_it_is_a_sketch():
 @pytest.mark.parametrize("neighbours", [0, 2])
 def test_a_drawn_image_is_one_that_the_likelihood_scores(neighbours: int):
     made, readout, images = decoder(neighbours)
-    likelihood = make_likelihood(LikelihoodConfig(kind="logistic_mixture", components=2))
-    drawn = made.draw(readout, likelihood, torch.Generator().manual_seed(0))
+    drawn = made.draw(readout, torch.Generator().manual_seed(0))
     assert drawn.shape == images.shape
-    likelihood.check(drawn)
-    assert likelihood.log_prob(made.eval()(readout, drawn), drawn).isfinite().all()
+    MIXTURE.check(drawn)
+    assert MIXTURE.log_prob(made.eval()(readout, drawn), drawn).isfinite().all()
 
 
 def test_a_config_without_neighbours_is_named_as_before():

@@ -8,7 +8,7 @@ from torch import nn
 from kanerva.config import DecoderConfig, ReadoutConfig
 from kanerva.encoder import quarter
 from kanerva.layers.evonorm import EvoNormS0
-from kanerva.layers.neighbours import Features, Neighbours, Parameters
+from kanerva.layers.neighbours import Features, Neighbours, Parameters, Pixels
 from kanerva.layers.residual import NormSiLU, residual_stack
 from kanerva.likelihoods import Likelihood
 from kanerva.shapes import DecoderOutput, Episode, Readout
@@ -54,11 +54,13 @@ class SpatialDecoder(nn.Module):
         self,
         config: DecoderConfig,
         readout: ReadoutConfig,
-        outputs: int,
+        likelihood: Likelihood,
         image: tuple[int, int, int],
     ) -> None:
         super().__init__()
+        self.likelihood = likelihood
         channels, self.height, self.width = image
+        outputs = likelihood.outputs(channels)
         base, half = config.base, config.base // 2
         self.size, self.side = readout.size, (quarter(self.height), quarter(self.width))
         if readout.size:
@@ -88,22 +90,20 @@ class SpatialDecoder(nn.Module):
         sketch, features = self._pixels(readout)
         if self.near is None or images is None:
             return sketch.unflatten(0, readout.shape[:2])
-        return self.near(features, images.flatten(0, 1)).unflatten(0, readout.shape[:2])
+        output, guess = self.near(features, images.flatten(0, 1))
+        return self.likelihood.about(output[None], guess[None])[0].unflatten(0, readout.shape[:2])
 
     @torch.no_grad()
-    def draw(
-        self,
-        readout: Readout,
-        likelihood: Likelihood,
-        generator: torch.Generator | None = None,
-    ) -> Episode:
+    def draw(self, readout: Readout, generator: torch.Generator | None = None) -> Episode:
         """A sample of p(x | z): all pixels at once, or in turn where they see their neighbours."""
         if self.near is None:
-            return likelihood.sample(self(readout), generator)
-        drawn = self.near.draw(
-            self._pixels(readout)[1], lambda one: likelihood.sample(one[None], generator)[0]
-        )
-        return drawn.unflatten(0, readout.shape[:2])
+            return self.likelihood.sample(self(readout), generator)
+
+        def one(output: Parameters, guess: Pixels) -> Pixels:
+            about = self.likelihood.about(output[None], guess[None])
+            return self.likelihood.sample(about, generator)[0]
+
+        return self.near.draw(self._pixels(readout)[1], one).unflatten(0, readout.shape[:2])
 
     def _pixels(self, readout: Readout) -> tuple[Parameters, Features]:
         """The sketch, and the features beside it."""

@@ -41,6 +41,10 @@ class Likelihood(ABC):
             pixels = torch.where(observed == 0, 0.0, pixels * observed)
         return pixels.flatten(2).sum(-1)
 
+    def about(self, output: DecoderOutput, guess: Episode) -> DecoderOutput:
+        """The parameters whose means `output` counts from `guess`; as they are, without means."""
+        return output
+
     @abstractmethod
     def mean(self, output: DecoderOutput) -> Episode:
         """Expected pixels, for pictures and for iterative reading."""
@@ -152,6 +156,20 @@ class LogisticMixture(Likelihood):
         log_bin = torch.where(first, F.logsigmoid(upper), inside)
         log_bin = torch.where(last, F.logsigmoid(-lower), log_bin)
         return torch.logsumexp(logits.log_softmax(2) + log_bin.sum(2), dim=2)
+
+    def about(self, output: DecoderOutput, guess: Episode) -> DecoderOutput:
+        """Means counted from `guess`; and those of green and blue move with what the channels
+        before them differ from it by, not with those channels themselves."""
+        rest = output.float().unflatten(2, (-1, self.components))
+        channels = guess.shape[2]
+        start = (2 * guess.float() - 1).unsqueeze(3)  # (B, T, C, 1, H, W)
+        coefficients = rest[:, :, 1 + 2 * channels :].tanh()
+        start = start.expand(-1, -1, -1, self.components, -1, -1)
+        if channels == 3:
+            start = 2 * start - self._conditional_means(start, coefficients, start)
+        means = rest[:, :, 1 : 1 + channels] + start
+        rest = torch.cat([rest[:, :, :1], means, rest[:, :, 1 + channels :]], dim=2)
+        return rest.flatten(2, 3)
 
     def mean(self, output: DecoderOutput) -> Episode:
         """Mixture-weighted locations, each channel given the locations before it.

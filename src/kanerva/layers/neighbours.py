@@ -1,12 +1,15 @@
 """Pixels one after another: what to expect of each, given those above it and to its left.
 
-    output = near(features, images)   # (N, P, H, W): all pixels of given images at once
-    images = near.draw(features, likelihood.sample)   # in turn: a pixel sees those drawn before
+    output, guess = near(features, images)   # all pixels of given images at once
+    images = near.draw(features, sample)     # in turn: a pixel sees those drawn before it
 
 A pixel sees its row up to `reach` to the left, and `reach` rows above it up to `reach` to either
 side: a small neighbourhood (the paper's outlook, §6), not a whole PixelCNN. What lies further away
 reaches it through `features`, which come from z. From there on every pixel is by itself, a matrix
 product over all of them: no statistic may run over positions, or a pixel would see its future.
+
+Beside the parameters stands a guess, linear in the neighbours and in full precision, from which a
+likelihood may count its means: bf16 has eight bits, as many as the pixels.
 """
 
 from collections.abc import Callable
@@ -21,6 +24,7 @@ from kanerva.layers.residual import zeroed
 Features = Float[Tensor, "N F H W"]  # of each pixel, from z
 Pixels = Float[Tensor, "N C H W"]
 Parameters = Float[Tensor, "N P H W"]  # of each pixel's likelihood
+Framed = Float[Tensor, "N C Hf Wf"]  # `reach` rows more above, `reach` columns on either side
 
 
 class PixelBlock(nn.Module):
@@ -39,6 +43,20 @@ class PixelBlock(nn.Module):
         return x + self.body(x)
 
 
+class Before(nn.Module):
+    """A convolution over the pixels before each: rows above it, and its own to the left."""
+
+    def __init__(self, channels: int, outputs: int, reach: int) -> None:
+        super().__init__()
+        self.reach = reach
+        self.above = nn.Conv2d(channels, outputs, (reach, 2 * reach + 1), bias=False)
+        self.left = nn.Conv2d(channels, outputs, (1, reach), bias=False)
+
+    def forward(self, framed: Framed) -> Float[Tensor, "N D H W"]:
+        reach = self.reach
+        return self.above(framed[:, :, :-1]) + self.left(framed[:, :, reach:, : -reach - 1])
+
+
 class Neighbours(nn.Module):
     """The parameters of each pixel's likelihood from its features and the pixels before it."""
 
@@ -48,42 +66,43 @@ class Neighbours(nn.Module):
         super().__init__()
         self.channels, self.reach = channels, reach
         self.known = nn.Linear(features, width)
-        self.above = nn.Conv2d(channels, width, (reach, 2 * reach + 1), bias=False)
-        self.left = nn.Conv2d(channels, width, (1, reach), bias=False)
+        self.seen = Before(channels, width, reach)
+        self.guess = Before(channels, channels, reach)  # at first midway between left and above
+        with torch.no_grad():
+            for part, place in ((self.guess.above, (-1, reach)), (self.guess.left, (0, -1))):
+                part.weight.zero_()
+                part.weight[:, :, place[0], place[1]] = torch.eye(channels) / 2
         self.body = nn.Sequential(
             *[PixelBlock(width) for _ in range(depth)], nn.LayerNorm(width), nn.SiLU()
         )
         self.last = nn.Linear(width, outputs)
 
-    def forward(self, features: Features, images: Pixels) -> Parameters:
-        seen = self.seen(self._framed(images)).movedim(1, -1)
-        known = self.known(features.movedim(1, -1)) + seen
-        return self.last(self.body(known)).movedim(-1, 1)
+    def forward(self, features: Features, images: Pixels) -> tuple[Parameters, Pixels]:
+        """Parameters, and a guess at each pixel on [0, 1] (it may lie outside)."""
+        return self._framed_forward(features, self._framed(images))
 
-    def seen(self, framed: Float[Tensor, "N C Hf Wf"]) -> Float[Tensor, "N D H W"]:
-        """What the pixels before it tell of each; `framed` has `reach` rows more above, and
-        `reach` columns more on either side."""
-        reach = self.reach
-        return self.above(framed[:, :, :-1]) + self.left(framed[:, :, reach:, : -reach - 1])
+    def _framed_forward(self, features: Features, framed: Framed) -> tuple[Parameters, Pixels]:
+        known = self.known(features.movedim(1, -1)) + self.seen(framed).movedim(1, -1)
+        output = self.last(self.body(known)).movedim(-1, 1)
+        with torch.autocast(framed.device.type, enabled=False):
+            guess = (self.guess(framed.float()) + 1) / 2
+        return output, guess
 
-    def _framed(self, images: Pixels) -> Float[Tensor, "N C Hf Wf"]:
+    def _framed(self, images: Pixels) -> Framed:
         """On [-1, 1], with zeros where there is nothing before."""
         return F.pad(2 * images - 1, (self.reach, self.reach, self.reach, 0))
 
     @torch.no_grad()
-    def draw(self, features: Features, sample: Callable[[Tensor], Tensor]) -> Pixels:
-        """Images pixel by pixel, in the order of reading: `sample` draws from the parameters of
-        one, (N, P, 1, 1)."""
+    def draw(self, features: Features, sample: Callable[[Parameters, Pixels], Pixels]) -> Pixels:
+        """Images pixel by pixel, in the order of reading: `sample` draws one, (N, C, 1, 1), from
+        its parameters and the guess at it."""
         count, _, height, width = features.shape
         images = features.new_zeros(count, self.channels, height, width, dtype=torch.float32)
         framed, reach = self._framed(images) * 0, self.reach
         for i in range(height):
             for j in range(width):
                 near = framed[:, :, i : i + reach + 1, j : j + 2 * reach + 1]
-                seen = self.seen(near).flatten(1)
-                known = self.known(features[:, :, i, j]) + seen
-                output = self.last(self.body(known))
-                drawn = sample(output[:, :, None, None])[:, :, 0, 0]
-                images[:, :, i, j] = drawn
-                framed[:, :, reach + i, reach + j] = 2 * drawn - 1
+                drawn = sample(*self._framed_forward(features[:, :, i : i + 1, j : j + 1], near))
+                images[:, :, i, j] = drawn[:, :, 0, 0]
+                framed[:, :, reach + i, reach + j] = 2 * drawn[:, :, 0, 0] - 1
         return images

@@ -64,8 +64,7 @@ class KanervaHeap(MemoryModel):
         self.placer = Placer(config.memory, config.keys, features, side)
         self.writer = BlockAllocator(config.memory, features, side, self.placer.block)
         self.readout = SpatialReadout(config.readout, self.writer.shape, features, side)
-        outputs = self.likelihood.outputs(channels)
-        self.decoder = SpatialDecoder(config.decoder, config.readout, outputs, config.image)
+        self.decoder = SpatialDecoder(config.decoder, config.readout, self.likelihood, config.image)
 
     @property
     def key_shape(self) -> tuple[int, ...]:
@@ -134,7 +133,7 @@ class KanervaHeap(MemoryModel):
 
     def draw_pixels(self, readout: Readout, generator: torch.Generator | None = None) -> Episode:
         """Pixels of p(x | z): one after another, where they see their neighbours."""
-        return cast(SpatialDecoder, self.decoder).draw(readout, self.likelihood, generator)
+        return cast(SpatialDecoder, self.decoder).draw(readout, generator)
 
     def forward(self, episode: Episode) -> dict[str, Tensor]:
         """The training objective. Beside it, where pixels see their neighbours, what a sketch
