@@ -46,12 +46,16 @@ def test_a_pixel_sees_its_neighbourhood_and_nothing_else(reach: int):
 
 
 def test_features_speak_for_their_own_pixel():
-    made, features = net(), torch.randn(1, 5, HEIGHT, WIDTH)
+    """But for the first ones, which say what was expected of it: those after it hear of that."""
+    made, features = net(reach=1), torch.randn(1, 5, HEIGHT, WIDTH)
     images = torch.rand(1, 1, HEIGHT, WIDTH)
-    other = features.clone()
-    other[..., 3, 2] += 1
-    moved = (made(other, images)[0] != made(features, images)[0])[0, 0]
-    assert moved.nonzero().tolist() == [[3, 2]]
+    before = torch.cat(made(features, images), dim=1)
+    for feature, heard in ((4, []), (0, [[3, 3], [4, 1], [4, 2], [4, 3]])):
+        other = features.clone()
+        other[:, feature, 3, 2] += 1
+        moved = (torch.cat(made(other, images), dim=1) != before)[0]
+        assert moved[0].nonzero().tolist() == [[3, 2], *heard]
+        assert moved[1].nonzero().tolist() == ([[3, 2], *heard] if heard else [])
 
 
 def test_the_probabilities_of_all_images_sum_to_one():

@@ -69,9 +69,10 @@ class SpatialDecoder(nn.Module):
             self.from_maps = nn.Conv2d(readout.channels, base, 3, padding=1)
         self.outputs, last, self.near = outputs, outputs, None
         if config.neighbours:
-            near, last = config.near_width, outputs + config.near_width
+            width = config.near_width
+            near, last = channels + width, outputs + channels + width
             self.near = Neighbours(
-                channels, near, outputs, config.neighbours, near, config.near_depth
+                channels, near, outputs, config.neighbours, width, config.near_depth
             )
         self.stack = nn.Sequential(
             residual_stack(base, config.depth),

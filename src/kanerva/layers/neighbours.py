@@ -8,8 +8,10 @@ side: a small neighbourhood (the paper's outlook, §6), not a whole PixelCNN. Wh
 reaches it through `features`, which come from z. From there on every pixel is by itself, a matrix
 product over all of them: no statistic may run over positions, or a pixel would see its future.
 
-Beside the parameters stands a guess, linear in the neighbours and in full precision, from which a
-likelihood may count its means: bf16 has eight bits, as many as the pixels.
+The first features are what z alone expects of the pixel's channels: a pixel is shown its neighbours
+and by how much each differs from what was expected of it. Beside the parameters stands a guess,
+linear in all these and in full precision, from which a likelihood may count its means: bf16 has
+eight bits, as many as the pixels.
 """
 
 from collections.abc import Callable
@@ -24,7 +26,8 @@ from kanerva.layers.residual import zeroed
 Features = Float[Tensor, "N F H W"]  # of each pixel, from z
 Pixels = Float[Tensor, "N C H W"]
 Parameters = Float[Tensor, "N P H W"]  # of each pixel's likelihood
-Framed = Float[Tensor, "N C Hf Wf"]  # `reach` rows more above, `reach` columns on either side
+# Pixels and how they differ from what was expected, `reach` rows more above, columns either side:
+Framed = Float[Tensor, "N C2 Hf Wf"]
 
 
 class PixelBlock(nn.Module):
@@ -66,12 +69,13 @@ class Neighbours(nn.Module):
         super().__init__()
         self.channels, self.reach = channels, reach
         self.known = nn.Linear(features, width)
-        self.seen = Before(channels, width, reach)
-        self.guess = Before(channels, channels, reach)  # at first midway between left and above
+        self.seen = Before(2 * channels, width, reach)
+        self.guess = Before(2 * channels, channels, reach)  # at first between left and above
+        self.here = zeroed(nn.Conv2d(channels, channels, 1))
         with torch.no_grad():
             for part, place in ((self.guess.above, (-1, reach)), (self.guess.left, (0, -1))):
                 part.weight.zero_()
-                part.weight[:, :, place[0], place[1]] = torch.eye(channels) / 2
+                part.weight[:, :channels, place[0], place[1]] = torch.eye(channels) / 2
         self.body = nn.Sequential(
             *[PixelBlock(width) for _ in range(depth)], nn.LayerNorm(width), nn.SiLU()
         )
@@ -79,30 +83,34 @@ class Neighbours(nn.Module):
 
     def forward(self, features: Features, images: Pixels) -> tuple[Parameters, Pixels]:
         """Parameters, and a guess at each pixel on [0, 1] (it may lie outside)."""
-        return self._framed_forward(features, self._framed(images))
+        seen = 2 * images - 1
+        return self._told(features, self._framed(seen, seen - features[:, : self.channels]))
 
-    def _framed_forward(self, features: Features, framed: Framed) -> tuple[Parameters, Pixels]:
+    def _told(self, features: Features, framed: Framed) -> tuple[Parameters, Pixels]:
         known = self.known(features.movedim(1, -1)) + self.seen(framed).movedim(1, -1)
         output = self.last(self.body(known)).movedim(-1, 1)
         with torch.autocast(framed.device.type, enabled=False):
-            guess = (self.guess(framed.float()) + 1) / 2
-        return output, guess
+            expected = features[:, : self.channels].float()
+            guess = self.guess(framed.float()) + self.here(expected)
+        return output, (guess + 1) / 2
 
-    def _framed(self, images: Pixels) -> Framed:
-        """On [-1, 1], with zeros where there is nothing before."""
-        return F.pad(2 * images - 1, (self.reach, self.reach, self.reach, 0))
+    def _framed(self, *pixels: Pixels) -> Framed:
+        """With zeros where there is nothing before."""
+        return F.pad(torch.cat(pixels, dim=1), (self.reach, self.reach, self.reach, 0))
 
     @torch.no_grad()
     def draw(self, features: Features, sample: Callable[[Parameters, Pixels], Pixels]) -> Pixels:
         """Images pixel by pixel, in the order of reading: `sample` draws one, (N, C, 1, 1), from
         its parameters and the guess at it."""
-        count, _, height, width = features.shape
-        images = features.new_zeros(count, self.channels, height, width, dtype=torch.float32)
-        framed, reach = self._framed(images) * 0, self.reach
+        expected, reach = features[:, : self.channels].float(), self.reach
+        height, width = features.shape[-2:]
+        images = torch.zeros_like(expected)
+        framed = self._framed(images, images)
         for i in range(height):
             for j in range(width):
                 near = framed[:, :, i : i + reach + 1, j : j + 2 * reach + 1]
-                drawn = sample(*self._framed_forward(features[:, :, i : i + 1, j : j + 1], near))
-                images[:, :, i, j] = drawn[:, :, 0, 0]
-                framed[:, :, reach + i, reach + j] = 2 * drawn[:, :, 0, 0] - 1
+                drawn = sample(*self._told(features[:, :, i : i + 1, j : j + 1], near))[:, :, 0, 0]
+                images[:, :, i, j], seen = drawn, 2 * drawn - 1
+                new = torch.cat([seen, seen - expected[:, :, i, j]], dim=1)
+                framed[:, :, reach + i, reach + j] = new
         return images
