@@ -164,6 +164,24 @@ def test_mixture_counts_its_means_in_full_precision():
 
 
 @pytest.mark.parametrize("channels", [1, 3])
+def test_a_settled_layer_starts_as_narrow_as_it_is_told(channels: int):
+    """Its pixels differ from its means by about `width` on [-1, 1]; a fresh one's by far more."""
+    likelihood = LogisticMixture(4)
+    spread = {}
+    for width in (0.05, 0.2):
+        last = torch.nn.Linear(16, likelihood.outputs(channels))
+        likelihood.settle(last.weight, last.bias, width)
+        output = last(torch.randn(2000, 16))[None, :, :, None, None]
+        drawn = likelihood.sample(output) - likelihood.mean(output)
+        spread[width] = 2 * drawn[:, :, 0].std().item()
+        assert width < spread[width] < 4 * width  # a logistic's std is 1.8 of its scale
+    assert spread[0.05] < spread[0.2]
+    if channels == 3:
+        pixels = drawn[0, :, :, 0, 0].T
+        assert torch.corrcoef(pixels)[0, 1] > 0.3
+
+
+@pytest.mark.parametrize("channels", [1, 3])
 def test_mixture_samples_are_8_bit_levels(channels: int):
     likelihood = LogisticMixture(3)
     samples = likelihood.sample(torch.randn(2, 5, likelihood.outputs(channels), 4, 3))

@@ -69,11 +69,11 @@ class SpatialDecoder(nn.Module):
             self.from_maps = nn.Conv2d(readout.channels, base, 3, padding=1)
         self.outputs, last, self.near = outputs, outputs, None
         if config.neighbours:
-            width = config.near_width
-            near, last = channels + width, outputs + channels + width
+            near, last = config.near_width, outputs + config.near_width
             self.near = Neighbours(
-                channels, near, outputs, config.neighbours, width, config.near_depth
+                channels, near, outputs, config.neighbours, near, config.near_depth
             )
+            likelihood.settle(self.near.last.weight, self.near.last.bias, 0.05)
         self.stack = nn.Sequential(
             residual_stack(base, config.depth),
             nn.Conv2d(base, 4 * half, 1),
@@ -83,6 +83,8 @@ class SpatialDecoder(nn.Module):
             nn.Conv2d(half, 4 * last, 3, padding=1),
             nn.PixelShuffle(2),
         )
+        weight, bias = (p.unflatten(0, (last, 4)).flatten(1) for p in self.stack[-2].parameters())
+        likelihood.settle(weight[:outputs], bias[:outputs], 0.2)
 
     def forward(self, readout: Readout, images: Episode | None = None) -> DecoderOutput:
         """Parameters of p(x | z), pixel for pixel. Where pixels see their neighbours, those of
@@ -91,7 +93,8 @@ class SpatialDecoder(nn.Module):
         sketch, features = self._pixels(readout)
         if self.near is None or images is None:
             return sketch.unflatten(0, readout.shape[:2])
-        output, guess = self.near(features, images.flatten(0, 1))
+        expected = self.likelihood.mean(sketch[None])[0]
+        output, guess = self.near(features, expected, images.flatten(0, 1))
         return self.likelihood.about(output[None], guess[None])[0].unflatten(0, readout.shape[:2])
 
     @torch.no_grad()
@@ -104,7 +107,9 @@ class SpatialDecoder(nn.Module):
             about = self.likelihood.about(output[None], guess[None])
             return self.likelihood.sample(about, generator)[0]
 
-        return self.near.draw(self._pixels(readout)[1], one).unflatten(0, readout.shape[:2])
+        sketch, features = self._pixels(readout)
+        expected = self.likelihood.mean(sketch[None])[0]
+        return self.near.draw(features, expected, one).unflatten(0, readout.shape[:2])
 
     def _pixels(self, readout: Readout) -> tuple[Parameters, Features]:
         """The sketch, and the features beside it."""

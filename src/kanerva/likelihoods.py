@@ -4,6 +4,7 @@ Images are floats on [0, 1]: exactly 0 or 1 for Bernoulli, k/255 for the mixture
 computed in float32 whatever the precision of the decoder.
 """
 
+import math
 from abc import ABC, abstractmethod
 
 import torch
@@ -15,6 +16,9 @@ from kanerva.config import LikelihoodConfig
 from kanerva.errors import UserError
 from kanerva.layers.fused_mixture import mixture_log_prob, supported
 from kanerva.shapes import DecoderOutput, Episode, PerImage, PerPixel
+
+LastWeight = Float[Tensor, "P K"]  # of the layer that makes a decoder's output
+LastBias = Float[Tensor, "P *K"]
 
 
 class Likelihood(ABC):
@@ -44,6 +48,11 @@ class Likelihood(ABC):
     def about(self, output: DecoderOutput, guess: Episode) -> DecoderOutput:
         """The parameters whose means `output` counts from `guess`; as they are, without means."""
         return output
+
+    def settle(self, weight: LastWeight, bias: LastBias, width: float) -> None:
+        """Set a new decoder's last layer: how far pixels may at first lie from what is expected of
+        them, `width` on their range."""
+        return
 
     @abstractmethod
     def mean(self, output: DecoderOutput) -> Episode:
@@ -170,6 +179,18 @@ class LogisticMixture(Likelihood):
         means = rest[:, :, 1 : 1 + channels] + start
         rest = torch.cat([rest[:, :, :1], means, rest[:, :, 1 + channels :]], dim=2)
         return rest.flatten(2, 3)
+
+    @torch.no_grad()
+    def settle(self, weight: LastWeight, bias: LastBias, width: float) -> None:
+        """Means within that of zero, scales as wide, and colours that move together."""
+        channels = 1 if len(weight) == 3 * self.components else 3
+        weight = weight.unflatten(0, (-1, self.components))
+        bias = bias.unflatten(0, (-1, self.components))
+        weight[1 : 1 + channels] *= 2 * width
+        bias[1 : 1 + channels] *= 2 * width
+        bias[1 + channels : 1 + 2 * channels] = math.log(width)
+        if channels == 3:
+            bias[[7, 9]] += 1.0  # green with red, blue with green
 
     def mean(self, output: DecoderOutput) -> Episode:
         """Mixture-weighted locations, each channel given the locations before it.

@@ -116,7 +116,7 @@ def store(run: RunConfig) -> RunConfig:
     """Cells and hard reads: recall, familiarity, capacity. The memory stays 3x64x64."""
     small = run.preset == "glyphs"
     strokes = run.preset == "omniglot"  # there a global part of z dies, and blocks take less noise
-    return replace(
+    made = replace(
         run,
         model="kpp",
         variant="store",
@@ -143,6 +143,25 @@ def store(run: RunConfig) -> RunConfig:
         episode_length=32,
         batch=2 if small else 32,
         steps=2000 if small else 3000,
+    )
+    return in_levels(made) if run.likelihood == MIXTURE else made
+
+
+def in_levels(run: RunConfig) -> RunConfig:
+    """8-bit pixels: they see their neighbours, and blocks hold finer levels. A pixel is a sample
+    here, so few images make a step, and many steps a run; gradients are as large as the nats."""
+    channels, height, _ = run.image
+    grey, large = channels == 1, height > 32
+    return replace(
+        run,
+        memory=replace(run.memory, capacity=32, noise=0.003),
+        readout=replace(run.readout, size=0),
+        decoder=replace(
+            run.decoder, neighbours=3, near_width=96 if large else 128 if grey else 192
+        ),
+        optim=replace(run.optim, clip=1e5),
+        batch=2 if large else 4,
+        steps=12_000 if large else 24_000 if grey else 36_000,
     )
 
 
