@@ -111,8 +111,13 @@ def test_table_1_and_the_headline_keep_the_papers_figures_and_ours_apart():
     seeds = [r["bound"]["nll_nats"] for r in records("omniglot/kpp-store-s?")]
     ours = next(row for row in table if "ours" in row[0])
     assert ours[2] == f"**{sum(seeds) / len(seeds):.2f}**" and "384 floats" in ours[0]
-    (stored,) = records("mnist/kpp-store-s0")
-    assert any(row[1] == f"{stored['controls']['left_out']['nll_nats']:.2f}" for row in table)
+    unwritten = [r["controls"]["left_out"]["nll_nats"] for r in records("mnist/kpp-store-s?")]
+    assert any(row[1] == f"{sum(unwritten) / len(unwritten):.2f}" for row in table)
+    odd = [r | {"config_hash": "another", "bound": {"nll_nats": 1e6}} for r in every[:1]]
+    mine = [r for r in every if r["model"] == every[0]["model"]]
+    assert headline(mine + odd, PAPER["kpp-paper"], SETS, BITS) == headline(
+        mine, PAPER["kpp-paper"], SETS, BITS
+    )  # a mean is over seeds of one configuration
     assert headline(records("mnist/vae-s0"), {"mnist": 1.0}, SETS, BITS).count("\n") == 3
 
 

@@ -138,6 +138,9 @@ def test_facts_of_a_damaged_run_are_an_error_and_of_bare_weights_are_none(
     assert training_facts(tmp_path) == {"images_seen": None, "images_per_s": None, "wall_s": None}
     copy = tmp_path / "copy"
     shutil.copytree(run, copy)
+    (copy / "metrics.csv").unlink()  # brought home without its log
+    facts = training_facts(copy)
+    assert facts["steps"] == 12 and facts["images_per_s"] is None
     (copy / "metrics.csv").write_bytes(b"\xff\xfe,\n1,2\n")
     with pytest.raises(UserError, match="metrics.csv"):
         training_facts(copy)

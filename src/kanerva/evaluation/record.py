@@ -166,9 +166,13 @@ def training_facts(run: Path) -> dict[str, Any]:
     last = run / "checkpoints" / "last"
     try:
         saved = json.loads((last / "state.json").read_text())["progress"]
-        with (run / "metrics.csv").open() as file:
-            rates = [float(r["images_per_s"]) for r in csv.DictReader(file) if r["images_per_s"]]
-    except FileNotFoundError:  # weights that came without their run
+        log, rates = run / "metrics.csv", []
+        if log.is_file():  # weights may come without it
+            with log.open() as file:
+                rates = [
+                    float(r["images_per_s"]) for r in csv.DictReader(file) if r["images_per_s"]
+                ]
+    except FileNotFoundError:  # or without their run
         return facts
     except (ValueError, KeyError, TypeError, OSError) as error:
         raise UserError(f"{run}: state.json or metrics.csv is damaged: {error!r}") from error

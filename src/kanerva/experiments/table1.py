@@ -17,6 +17,7 @@ from kanerva.errors import UserError
 from kanerva.evaluation.bound import bound
 from kanerva.evaluation.controls import holding
 from kanerva.evaluation.record import memory_size, read_records
+from kanerva.evaluation.report import of_one_config
 from kanerva.experiments.lab import Experiment, Finding, Lab
 from kanerva.experiments.sweep import IMAGES, RESULTS, pm, spread
 from kanerva.runs import fixed_episodes, load_split
@@ -63,8 +64,11 @@ ROWS: dict[str, tuple[str, str, tuple[str | None, ...]]] = {  # row: label, mode
     "dkm-tsm": ("DKM w/TSM", "dkm-tsm", (None,)),
     "kpp-paper": ("Kanerva++: kpp-paper", "kpp-paper", (None, "3M")),
     "kpp": ("kpp (ours)", "kpp", (None, "store")),
-    "kpp-48": ("kpp, 48 floats", "kpp", ("store-T256",)),
-    "kpp-48-int8": ("kpp, 48 floats, int8", "kpp", ("store-T256-int8",)),
+    "kpp-int8": ("kpp, int8", "kpp", ("store-int8",)),
+    "kpp-48": ("kpp, 48 floats", "kpp", ("store-T256-fine",)),
+    "kpp-48-int8": ("kpp, 48 floats, int8", "kpp", ("store-T256-fine-int8",)),
+    "kpp-generate": ("kpp, to generate", "kpp", ("generate",)),
+    "kpp-small": ("kpp, as it ships", "kpp", ("small",)),
     "no-memory": ("no memory", "no-memory", (None,)),
     "vae": ("VAE", "vae", (None,)),
 }
@@ -89,14 +93,13 @@ def cell(found: list[dict[str, Any]], name: str, row: str) -> dict[str, Any] | N
     test sets rather than parts."""
     _, model, variants = ROWS[row]
     mine = [r for r in found if r["preset"] == name and r["model"] == model]
-    mine = [r for r in mine if not r.get("elsewhere")]
     for variant in variants:
         alike = [r for r in mine if r["variant"] == variant]
+        if variant in (None, "store"):  # what is scored elsewhere has a row of its own name
+            alike = [r for r in alike if not r.get("elsewhere")]
         whole = [r for r in alike if not r["partial"]] or alike
         if whole:
-            hashes = [r["config_hash"] for r in whole]
-            most = max(hashes, key=lambda one: (hashes.count(one), -hashes.index(one)))
-            return entry([r for r in whole if r["config_hash"] == most], name)
+            return entry(of_one_config(whole), name)
     return None
 
 
@@ -194,7 +197,7 @@ def lines_of(cells: dict[str, dict[str, Any]], here: bool) -> list[str]:
     lines = []
     for name, column in cells.items():
         lines.append(
-            f"{SETS[name] + ', ' + unit(name):<24}{'variant':<17}{'seeds':>6}{'T':>5}{'floats':>8}"
+            f"{SETS[name] + ', ' + unit(name):<24}{'variant':<22}{'seeds':>6}{'T':>5}{'floats':>8}"
             f"{'paper':>10}{'bound':>14}{'paper_style':>14}"
         )
         missing = []
@@ -206,10 +209,10 @@ def lines_of(cells: dict[str, dict[str, Any]], here: bool) -> list[str]:
                 continue
             text = f"  {label:<22}"
             if ours:
-                text += f"{(ours['variant'] or '') + (' (part)' if ours['partial'] else ''):<17}"
+                text += f"{(ours['variant'] or '') + (' (part)' if ours['partial'] else ''):<22}"
                 text += f"{len(ours['seeds']):>6}{ours['T']:>5}{ours['floats_per_image']:>8.4g}"
             else:
-                text += " " * 36
+                text += " " * 41
             text += f"{printed(row, name):>10}"
             text += "".join(f"{pm(ours[how]) if ours else '':>14}" for how in SCORES)
             lines.append(text.rstrip())
