@@ -154,7 +154,8 @@ ALLOWED = {figure for column in PAPER.values() for figure in column.values()} | 
     20.6, 6.32, 0.625, 0.041,  # the paper's: §4.2, §3.3, §4.3
     0.125, 0.3, 0.5, 0.25, 0.1,  # its shift, its example of a window and ours, its spread of keys
     3.47, 3.58,  # ln 32, ln 36
-    0.01, 0.05,  # values of --memory.noise
+    0.003, 0.01, 0.05,  # values of --memory.noise
+    2.3, 2.8,  # aims, bits/dim
 }  # fmt: skip
 WORDS = {  # whole numbers beside a unit that are no measurement: aims, levels, numbers of the paper
     "10 nats", "9 nats", "95 %", "100 %", "41.58 nats",
