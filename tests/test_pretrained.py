@@ -78,8 +78,8 @@ def tiny(
 # What ships
 
 
-def test_glyphs_ships():
-    assert "glyphs" in NAMES
+def test_three_models_ship():
+    assert {"glyphs", "mnist", "omniglot"} <= set(NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)
