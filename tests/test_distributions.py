@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch import distributions as td
 
-from kanerva.distributions import ConfinedNormal, DiagonalNormal, as_normal, as_uniform
+from kanerva.distributions import ConfinedNormal, DiagonalNormal, Held, as_normal, as_uniform
 from kanerva.seeding import stream
 
 
@@ -96,6 +96,29 @@ def test_a_network_that_runs_away_keeps_a_finite_kl(far: float):
     q, p = DiagonalNormal.from_network(output), normal(1, 1, 2)
     assert q.kl(p).isfinite().all() and p.kl(q).isfinite().all()
     assert q.std.isfinite().all() and (q.std > 0).all()
+
+
+@pytest.mark.parametrize("far", [-9.0, 9.0])
+def test_a_posterior_that_has_run_away_finds_back(far: float):
+    """The divergence pulls both ways: a std at its floor, or its ceiling, is not stuck there."""
+    output: Tensor = torch.zeros(1, 1, 4)
+    output[..., 2:] = far
+    output.requires_grad_()
+    prior = DiagonalNormal.standard_like(torch.zeros(1, 1, 2))
+    for _ in range(300):
+        kl = DiagonalNormal.from_network(output).kl(prior).sum()
+        (slope,) = torch.autograd.grad(kl, output)
+        output = (output - 0.1 * slope.clamp(-1, 1)).detach().requires_grad_()
+    assert output[..., 2:].abs().max() < 0.1
+
+
+def test_inside_its_range_a_log_std_has_its_own_gradient_and_outside_none_outwards():
+    x = torch.tensor([-8.0, -8.0, 0.5, 0.5, 5.0, 5.0], requires_grad=True)
+    slope = torch.tensor([1.0, -1.0, 1.0, -1.0, 1.0, -1.0])
+    held = Held.apply(x, -7.0, 4.0)
+    assert torch.equal(held, x.clamp(-7, 4))
+    (found,) = torch.autograd.grad(held, x, slope)
+    assert found.tolist() == [0.0, -1.0, 1.0, -1.0, 1.0, 0.0]
 
 
 def test_maps_split_into_mean_and_log_std_along_their_channels():

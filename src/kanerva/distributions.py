@@ -16,6 +16,23 @@ Latent = Float[Tensor, "B T *event"]
 _LOG_STD_RANGE = (-7.0, 4.0)  # ours: keeps a KL finite when a network runs away
 
 
+class Held(torch.autograd.Function):
+    """x between two ends. A gradient that leads back inside passes: with `clamp` a number that has
+    once left can never return, and a posterior stays as narrow as it may be for good."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, low: float, high: float) -> Tensor:  # noqa: ANN001
+        ctx.save_for_backward(x)
+        ctx.ends = low, high
+        return x.clamp(low, high)
+
+    @staticmethod
+    def backward(ctx, *grad_outputs: Tensor) -> tuple[Tensor, None, None]:  # noqa: ANN001
+        (x,), (low, high), (slope,) = ctx.saved_tensors, ctx.ends, grad_outputs
+        outward = ((x < low) & (slope > 0)) | ((x > high) & (slope < 0))
+        return slope.masked_fill(outward, 0.0), None, None
+
+
 @dataclass(frozen=True)
 class DiagonalNormal:
     """N(mean, diag std^2); every dimension after (B, T) is one event.
@@ -31,7 +48,7 @@ class DiagonalNormal:
     def from_network(cls, output: Float[Tensor, "B T *two_l"], dim: int = -1) -> "DiagonalNormal":
         """Split a network's last layer into mean and log standard deviation."""
         mean, log_std = output.float().chunk(2, dim=dim)
-        return cls(mean, log_std.clamp(*_LOG_STD_RANGE))
+        return cls(mean, Held.apply(log_std, *_LOG_STD_RANGE))  # pyright: ignore
 
     @classmethod
     def standard_like(cls, latent: Latent) -> "DiagonalNormal":
