@@ -7,6 +7,7 @@ from torch import nn
 from kanerva.config import DecoderConfig, ReadoutConfig
 from kanerva.decoder import Decoder, SpatialDecoder
 from kanerva.layers.evonorm import EvoNormS0
+from kanerva.likelihoods import Bernoulli
 
 
 @pytest.mark.parametrize("layers", [1, 3])
@@ -52,10 +53,11 @@ def test_the_crop_takes_the_middle():
 PARTS = [(4, 0), (0, 2), (3, 2)]
 
 
-def spatial(size: int, channels: int, height: int, width: int, outputs: int = 2) -> SpatialDecoder:
-    """With nothing at its initial value: a fresh residual block does nothing."""
-    readout = ReadoutConfig(size=size, channels=channels)
-    net = SpatialDecoder(DecoderConfig(base=16, depth=1), readout, outputs, (1, height, width))
+def spatial(size: int, channels: int, height: int, width: int) -> SpatialDecoder:
+    """With nothing at its initial value: a fresh residual block does nothing. Two binary channels,
+    so two outputs."""
+    readout, image = ReadoutConfig(size=size, channels=channels), (2, height, width)
+    net = SpatialDecoder(DecoderConfig(base=16, depth=1), readout, Bernoulli(), image)
     with torch.no_grad():
         for parameter in net.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))

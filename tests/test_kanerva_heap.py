@@ -122,6 +122,11 @@ def woken(config: ModelConfig) -> KanervaHeap:
             for parameter in model.parameters():
                 size = 0.1 if parameter.ndim < 2 else max(0.3 * parameter.std().item(), 0.05)
                 parameter.add_(size * torch.randn_like(parameter))
+            if config.likelihood.kind == "logistic_mixture":  # pixels here are chance: wide again
+                count, last = config.likelihood.components, model.decoder.stack[-2].bias
+                last.view(-1, 4)[: 10 * count].view(10, count, 4)[4:7] += 1.6
+                if model.decoder.near is not None:
+                    model.decoder.near.last.bias.view(10, count)[4:7] += 3
             for part in model.readout.q.values():
                 mean, log_std = part[-1].bias.chunk(2)
                 mean.add_(0.5 * torch.randn_like(mean))
