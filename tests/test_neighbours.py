@@ -10,7 +10,7 @@ from kanerva.config import DecoderConfig, LikelihoodConfig, ReadoutConfig, RunCo
 from kanerva.decoder import SpatialDecoder
 from kanerva.errors import UserError
 from kanerva.layers.neighbours import Neighbours
-from kanerva.likelihoods import Bernoulli, make_likelihood
+from kanerva.likelihoods import Bernoulli, Likelihood, make_likelihood
 from kanerva.presets import preset
 
 HEIGHT, WIDTH = 6, 7
@@ -19,11 +19,15 @@ MIXTURE = make_likelihood(LikelihoodConfig(kind="logistic_mixture", components=2
 
 def net(channels: int = 1, outputs: int = 1, reach: int = 2) -> Neighbours:
     """With nothing at its initial value: a fresh residual block does nothing."""
-    made = Neighbours(channels, 5, outputs, reach, 8, 2)
+    made = Neighbours(channels=channels, features=5, outputs=outputs, reach=reach, width=8, depth=2)
     with torch.no_grad():
         for parameter in made.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
     return made
+
+
+def fresh() -> Neighbours:
+    return Neighbours(channels=3, features=5, outputs=2, reach=2, width=8, depth=1)
 
 
 def shown(count: int, channels: int, height: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -105,7 +109,7 @@ def test_draws_have_the_frequencies_of_the_density():
 
 
 def test_the_first_guess_lies_midway_between_left_and_above():
-    made, (features, expected, images) = Neighbours(3, 5, 2, 2, 8, 1), shown(2, 3, HEIGHT, WIDTH)
+    made, (features, expected, images) = fresh(), shown(2, 3, HEIGHT, WIDTH)
     _, guess = made(features, expected, images)
     between = (images[:, :, 1:, :-1] + images[:, :, :-1, 1:]) / 2
     torch.testing.assert_close(guess[:, :, 1:, 1:], between)
@@ -114,7 +118,7 @@ def test_the_first_guess_lies_midway_between_left_and_above():
 
 def test_levels_common_to_all_neighbours_are_not_differences():
     """Brighter everywhere, expected so: of all a pixel is shown only the level itself moves."""
-    made, (_, expected, images) = Neighbours(3, 5, 2, 2, 8, 1), shown(2, 3, HEIGHT, WIDTH)
+    made, (_, expected, images) = fresh(), shown(2, 3, HEIGHT, WIDTH)
     _, before = made._shown(made._framed(expected, images))
     _, after = made._shown(made._framed(expected + 0.25, images + 0.25))
     inside = (slice(None), slice(2, None), slice(2, -2))
@@ -147,6 +151,41 @@ def test_a_drawn_image_is_one_that_the_likelihood_scores(neighbours: int):
     assert drawn.shape == images.shape
     MIXTURE.check(drawn)
     assert MIXTURE.log_prob(made.eval()(readout, drawn), drawn).isfinite().all()
+
+
+@pytest.mark.parametrize("likelihood", [Bernoulli(), MIXTURE], ids=["binary", "colour"])
+@pytest.mark.parametrize("height, width", [(8, 9), (5, 7)])
+def test_no_pixel_of_a_likelihood_sees_itself_or_a_later_one(
+    likelihood: Likelihood, height: int, width: int
+):
+    """By any path: slopes of each pixel's parameters in all pixels, through the whole decoder."""
+    config = DecoderConfig(base=16, depth=1, neighbours=2, near_width=8, near_depth=2)
+    readout = ReadoutConfig(size=4, channels=2)
+    made = SpatialDecoder(config, readout, likelihood, (3, height, width))
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    images = torch.rand(1, 2, 3, height, width, requires_grad=True)
+    z = torch.randn(1, 2, 4 + 2 * made.side[0] * made.side[1])
+    output = made(z, images)
+    seen = 0
+    for i, j in product(range(height), range(width)):
+        (slope,) = torch.autograd.grad(output[0, 0, :, i, j].sum(), images, retain_graph=True)
+        moved = slope[0].abs().sum(dim=1) > 0  # (2, H, W)
+        assert not moved[1].any()  # the other image
+        assert not moved[0].flatten()[i * width + j :].any()
+        seen += moved.sum().item()
+    assert seen > height * width  # and it does see some
+
+
+def test_a_binary_likelihood_has_no_guess_to_train():
+    """Parameters without a gradient stop a run on several devices."""
+    config = DecoderConfig(base=16, depth=1, neighbours=2, near_width=8, near_depth=1)
+    made = SpatialDecoder(config, ReadoutConfig(size=4, channels=2), Bernoulli(), (1, 8, 8))
+    images = torch.bernoulli(torch.rand(1, 2, 1, 8, 8))
+    output = made(torch.randn(1, 2, 4 + 2 * 4), images).sum() + made(torch.randn(1, 2, 12)).sum()
+    output.backward()
+    assert [name for name, p in made.named_parameters() if p.grad is None] == []
 
 
 def test_a_config_without_neighbours_is_named_as_before():

@@ -22,6 +22,16 @@ def test_generate_keeps_no_more_floats_than_store(name: str):
     run = preset(name, variant="generate")
     assert run.memory.placement == "transport" and run.memory.read == "soft"
     assert run.memory.channels * run.memory.size**2 <= 3 * 64 * 64
+    assert isinstance(build(run.model_config()), KanervaHeap)
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS))
+@pytest.mark.parametrize("variant", ["store", "generate"])
+def test_pixels_of_8_bits_see_their_neighbours_and_binary_ones_need_not(name: str, variant: str):
+    run = preset(name, variant=variant)
+    levels = run.likelihood.kind == "logistic_mixture"
+    assert (run.decoder.neighbours > 0) == levels == (run.optim.clip > 10)
+    assert not levels or run.readout.size == 0
 
 
 def test_the_printed_model_is_as_printed():

@@ -138,7 +138,7 @@ class DecoderConfig:
     base: int = 256  # ours: feature maps of the first layer, halved per layer
     layers: int = 3  # ours: doublings of the side
     depth: int = 2  # kpp, ours: residual blocks at each of its two resolutions
-    neighbours: int = 0  # kpp, ours: how far a pixel sees up and to its left; 0: not at all
+    neighbours: int = 0  # kpp, ours: how far a pixel sees up, and to the sides there; 0: not
     near_width: int = 128  # ours: features of a pixel that sees its neighbours
     near_depth: int = 4  # ours: residual blocks of each such pixel
     sketch: float = 1.0  # ours: weight, in training, of the same pixels without their neighbours

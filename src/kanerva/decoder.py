@@ -69,9 +69,15 @@ class SpatialDecoder(nn.Module):
             self.from_maps = nn.Conv2d(readout.channels, base, 3, padding=1)
         self.outputs, last, self.near = outputs, outputs, None
         if config.neighbours:
-            near, last = config.near_width, outputs + config.near_width
+            last = outputs + config.near_width
             self.near = Neighbours(
-                channels, near, outputs, config.neighbours, near, config.near_depth
+                channels=channels,
+                features=config.near_width,
+                outputs=outputs,
+                reach=config.neighbours,
+                width=config.near_width,
+                depth=config.near_depth,
+                guess=likelihood.has_means,
             )
             likelihood.settle(self.near.last.weight, self.near.last.bias, 0.05)
         self.stack = nn.Sequential(

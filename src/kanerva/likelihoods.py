@@ -24,6 +24,8 @@ LastBias = Float[Tensor, "P *K"]
 class Likelihood(ABC):
     """What a decoder's output means for pixels."""
 
+    has_means = False  # that `about` counts from a guess
+
     @abstractmethod
     def outputs(self, channels: int) -> int:
         """Numbers the decoder gives for each pixel."""
@@ -51,7 +53,7 @@ class Likelihood(ABC):
 
     def settle(self, weight: LastWeight, bias: LastBias, width: float) -> None:
         """Set a new decoder's last layer: how far pixels may at first lie from what is expected of
-        them, `width` on their range."""
+        them, `width` on [-1, 1]."""
         return
 
     @abstractmethod
@@ -100,6 +102,8 @@ class LogisticMixture(Likelihood):
     Everything happens on [-1, 1]; the first and last bin reach to infinity, so the 256 values sum
     to one. One kernel each way where a model is compiled for a GPU.
     """
+
+    has_means = True
 
     def __init__(self, components: int) -> None:
         self.components = components

@@ -183,7 +183,7 @@ def generate(run: RunConfig) -> RunConfig:
             unwritten=0.25,
             locality=10.0,
         ),
-        readout=replace(base.readout, size=32, channels=8),
+        readout=replace(base.readout, size=0 if run.likelihood == MIXTURE else 32, channels=8),
     )
 
 

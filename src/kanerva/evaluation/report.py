@@ -157,7 +157,7 @@ def compare(records: list[dict[str, Any]]) -> str:
 
 HEADLINE = {  # what a row of the first screen says, its model, its variant and its score
     "`kpp-paper`, the paper as printed, {floats:g} floats an image": ("kpp-paper", None, "bound"),
-    "a VAE with the same encoder and decoder": ("vae", None, "bound"),
+    "a VAE with that encoder and decoder": ("vae", None, "bound"),
     "**`kpp`, ours**, {floats:g} floats an image": ("kpp", "store", "bound"),
     "the same, asked for an image that was not written": ("kpp", "store", "left_out"),
     "`kpp`, {floats:g} floats an image, rounded to int8": ("kpp", "store-T256-fine-int8", "bound"),

@@ -53,7 +53,15 @@ class Neighbours(nn.Module):
     """The parameters of each pixel's likelihood from its features and the pixels before it."""
 
     def __init__(
-        self, channels: int, features: int, outputs: int, reach: int, width: int, depth: int
+        self,
+        *,
+        channels: int,
+        features: int,
+        outputs: int,
+        reach: int,
+        width: int,
+        depth: int,
+        guess: bool = True,
     ) -> None:
         super().__init__()
         self.channels, self.reach = channels, reach
@@ -62,7 +70,7 @@ class Neighbours(nn.Module):
         shown = 2 * channels * (len(self.before) + 1)
         self.known = nn.Linear(features, width)
         self.seen = nn.Linear(shown, width)
-        self.guess = zeroed(nn.Linear(shown, channels))
+        self.guess = zeroed(nn.Linear(shown, channels)) if guess else None
         self.body = nn.Sequential(
             *[PixelBlock(width) for _ in range(depth)], nn.LayerNorm(width), nn.SiLU()
         )
@@ -77,7 +85,9 @@ class Neighbours(nn.Module):
     def _told(self, features: Features, framed: Framed) -> tuple[Parameters, Pixels]:
         with torch.autocast(framed.device.type, enabled=False):
             midway, shown = self._shown(framed.float())
-            guess = midway + self.guess(shown).movedim(-1, 1) / _GAIN
+            guess = midway
+            if self.guess is not None:
+                guess = midway + self.guess(shown).movedim(-1, 1) / _GAIN
         known = self.known(features.movedim(1, -1)) + self.seen(shown)
         return self.last(self.body(known)).movedim(-1, 1), (guess + 1) / 2
 

@@ -140,7 +140,8 @@ class KanervaHeap(MemoryModel):
         without them costs that is made of the memory alone, as pictures are: neighbours tell so
         much so soon that the memory would be left unused. And what puts like beside like, a loss of
         the key network alone."""
-        maps = self.encoder(self.as_episodes(episode))
+        episode = self.as_episodes(episode)
+        maps = self.encoder(episode)
         alone = self.config.memory.locality > 0
         proposal = self.placer.propose(maps.detach() if alone else maps)
         memory, keys = self.write_episode(maps, proposal=proposal)
@@ -344,8 +345,9 @@ class KanervaHeap(MemoryModel):
     def familiarity(self, memory: Memory, images: Images) -> PerImage:
         """How much better the best block held explains an image than no block does: nats.
 
-        Large for what was written, negative for what was not: ln p(x | best block) less what an
-        empty place gives, both at means and pixel by pixel: a score, not a bound.
+        Large for what was written, smaller for what was not (below zero on binary sets):
+        ln p(x | best block) less what an empty place gives, both at means and pixel by pixel: a
+        score, not a bound.
         """
         episode, maps = self.as_episodes(images), self.encoder(self.as_episodes(images))
         best = self.address(memory, images).log_likelihood.max(dim=-1).values
