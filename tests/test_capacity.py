@@ -15,7 +15,7 @@ RECORDS = Path(__file__).parents[1] / "results" / "mnist"
 
 @pytest.fixture
 def records() -> list[dict]:
-    return [read_record(path) for path in sorted(RECORDS.glob("kpp-store*.json"))]
+    return [read_record(path) for path in sorted(RECORDS.glob("kpp-store*-s0.json"))]
 
 
 def test_every_record_is_a_point_with_its_floor(records: list[dict]):

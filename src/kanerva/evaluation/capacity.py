@@ -1,6 +1,6 @@
 """The bound against what it may keep: records of one model drawn over floats and bits per image.
 
-python -m kanerva.evaluation.capacity docs/capacity.png results/mnist/kpp-store*.json
+python -m kanerva.evaluation.capacity docs/capacity.png results/mnist/kpp-store*-s0.json
 """
 
 import math
