@@ -37,6 +37,18 @@ def test_every_image_counts_once(episodes: FixedEpisodes, monkeypatch):
         assert found.ci95 == pytest.approx(1.96 * spread / math.sqrt(23))
 
 
+def test_a_long_score_says_how_far_it_is_and_a_short_one_nothing(
+    model: KanervaPlusPlus, episodes: FixedEpisodes, monkeypatch, capsys: pytest.CaptureFixture[str]
+):
+    """Without a terminal, as in a log file: an hour in silence looks like a hang."""
+    monkeypatch.setattr(module, "CHUNK", 1)
+    bound(model, episodes, title="own")
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(module, "_SELDOM", 0)
+    bound(model, episodes, title="own")
+    assert "own:  50%" in capsys.readouterr().err
+
+
 def test_a_limit_scores_the_first_episodes(model: KanervaPlusPlus, episodes: FixedEpisodes):
     assert bound(model, episodes, limit=2).n_images == 8
     assert bound(model, episodes, limit=99).n_images == 23

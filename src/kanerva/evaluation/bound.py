@@ -5,6 +5,7 @@ before it, and controls see the same noise as the bound they are compared with.
 """
 
 import math
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -19,6 +20,7 @@ from kanerva.seeding import stream
 from kanerva.shapes import Counted
 
 CHUNK = 8  # episodes scored together; part of the protocol, because noise is drawn for a chunk
+_SELDOM = 60  # seconds between words of progress where there is no terminal
 
 
 @dataclass(frozen=True)
@@ -70,11 +72,18 @@ class Chunk:
 
 
 def chunks(episodes: FixedEpisodes, limit: int | None, title: str | None) -> Iterator[Chunk]:
-    """Episodes in order, each chunk with its own noise; a bar where there is a terminal."""
+    """Episodes in order, each chunk with its own noise. A bar where there is a terminal, elsewhere
+    a word each minute."""
     total = len(episodes) if limit is None else min(limit, len(episodes))
     name = f"{episodes.image_set.name}/{episodes.image_set.split}"
     with tqdm(
-        total=total, desc=title, unit="episode", leave=False, disable=None if title else True
+        total=total,
+        desc=title,
+        unit="episode",
+        leave=False,
+        disable=title is None,
+        delay=0 if sys.stderr.isatty() else _SELDOM,
+        mininterval=0.1 if sys.stderr.isatty() else _SELDOM,
     ) as bar:
         for start in range(0, total, CHUNK):
             stop = min(start + CHUNK, total)
