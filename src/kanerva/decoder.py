@@ -99,9 +99,8 @@ class SpatialDecoder(nn.Module):
         sketch, features = self._pixels(readout)
         if self.near is None or images is None:
             return sketch.unflatten(0, readout.shape[:2])
-        expected = self.likelihood.mean(sketch[None])[0]
-        output, guess = self.near(features, expected, images.flatten(0, 1))
-        return self.likelihood.about(output[None], guess[None])[0].unflatten(0, readout.shape[:2])
+        near = self.near(features, self._expected(sketch), images.flatten(0, 1))
+        return self._about(*near).unflatten(0, readout.shape[:2])
 
     @torch.no_grad()
     def draw(self, readout: Readout, generator: torch.Generator | None = None) -> Episode:
@@ -110,12 +109,17 @@ class SpatialDecoder(nn.Module):
             return self.likelihood.sample(self(readout), generator)
 
         def one(output: Parameters, guess: Pixels) -> Pixels:
-            about = self.likelihood.about(output[None], guess[None])
-            return self.likelihood.sample(about, generator)[0]
+            return self.likelihood.sample(self._about(output, guess)[None], generator)[0]
 
         sketch, features = self._pixels(readout)
-        expected = self.likelihood.mean(sketch[None])[0]
-        return self.near.draw(features, expected, one).unflatten(0, readout.shape[:2])
+        drawn = self.near.draw(features, self._expected(sketch), one)
+        return drawn.unflatten(0, readout.shape[:2])
+
+    def _expected(self, sketch: Parameters) -> Pixels:
+        return self.likelihood.mean(sketch[None])[0]
+
+    def _about(self, output: Parameters, guess: Pixels) -> Parameters:
+        return self.likelihood.about(output[None], guess[None])[0]
 
     def _pixels(self, readout: Readout) -> tuple[Parameters, Features]:
         """The sketch, and the features beside it."""

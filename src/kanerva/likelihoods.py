@@ -132,9 +132,9 @@ class LogisticMixture(Likelihood):
             coefficients = means.new_zeros(means.shape).expand(-1, -1, 3, -1, -1, -1)
         return logits, means, log_scales.clamp(min=-7.0), coefficients
 
-    @staticmethod
-    def _channels(output: DecoderOutput, components: int) -> int:
-        return 1 if output.shape[2] == 3 * components else 3
+    def _channels(self, outputs: int) -> int:
+        """Of a pixel for which a decoder gives so many numbers."""
+        return 1 if outputs == self.outputs(1) else 3
 
     @staticmethod
     def _conditional_means(
@@ -187,7 +187,7 @@ class LogisticMixture(Likelihood):
     @torch.no_grad()
     def settle(self, weight: LastWeight, bias: LastBias, width: float) -> None:
         """Means within that of zero, scales as wide, and colours that move together."""
-        channels = 1 if len(weight) == 3 * self.components else 3
+        channels = self._channels(len(weight))
         weight = weight.unflatten(0, (-1, self.components))
         bias = bias.unflatten(0, (-1, self.components))
         weight[1 : 1 + channels] *= 2 * width
@@ -202,9 +202,7 @@ class LogisticMixture(Likelihood):
         A picture of what is expected, not the exact mean: near black and white a wide component's
         clipped draws average further inside than its location.
         """
-        logits, means, _, coefficients = self._split(
-            output, self._channels(output, self.components)
-        )
+        logits, means, _, coefficients = self._split(output, self._channels(output.shape[2]))
         if means.shape[2] == 3:
             red = means[:, :, 0].clamp(-1, 1)
             green = (means[:, :, 1] + coefficients[:, :, 0] * red).clamp(-1, 1)
@@ -216,7 +214,7 @@ class LogisticMixture(Likelihood):
     def sample(self, output: DecoderOutput, generator: torch.Generator | None = None) -> Episode:
         """Draw a component for each pixel, then its channels in turn, rounded to 256 levels."""
         logits, means, log_scales, coefficients = self._split(
-            output, self._channels(output, self.components)
+            output, self._channels(output.shape[2])
         )
         flat = logits.movedim(2, -1)
         chosen = torch.multinomial(flat.softmax(-1).flatten(0, -2), 1, generator=generator)

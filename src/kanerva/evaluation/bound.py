@@ -76,14 +76,15 @@ def chunks(episodes: FixedEpisodes, limit: int | None, title: str | None) -> Ite
     a word each minute."""
     total = len(episodes) if limit is None else min(limit, len(episodes))
     name = f"{episodes.image_set.name}/{episodes.image_set.split}"
+    delay, mininterval = (0, 0.1) if sys.stderr.isatty() else (_SELDOM, _SELDOM)
     with tqdm(
         total=total,
         desc=title,
         unit="episode",
         leave=False,
         disable=title is None,
-        delay=0 if sys.stderr.isatty() else _SELDOM,
-        mininterval=0.1 if sys.stderr.isatty() else _SELDOM,
+        delay=delay,
+        mininterval=mininterval,
     ) as bar:
         for start in range(0, total, CHUNK):
             stop = min(start + CHUNK, total)

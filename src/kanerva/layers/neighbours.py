@@ -84,7 +84,7 @@ class Neighbours(nn.Module):
 
     def _told(self, features: Features, framed: Framed) -> tuple[Parameters, Pixels]:
         with torch.autocast(framed.device.type, enabled=False):
-            midway, shown = self._shown(framed.float())
+            midway, shown = self._shown(framed)
             guess = midway
             if self.guess is not None:
                 guess = midway + self.guess(shown).movedim(-1, 1) / _GAIN
@@ -103,9 +103,9 @@ class Neighbours(nn.Module):
         expected = at(reach, reach)[:, channels:]
         centre = torch.cat([midway, expected], dim=1)
         near = torch.stack([at(i, j) - centre for i, j in self.before], dim=1)
-        shown = near.unflatten(2, (2, channels)).flatten(1, 2)
-        level = torch.stack([midway / _GAIN, expected - midway], dim=1)
-        shown = _GAIN * torch.cat([shown, level], dim=1)  # (N, K, C, H, W)
+        near = _GAIN * near.unflatten(2, (2, channels)).flatten(1, 2)
+        level = torch.stack([midway, _GAIN * (expected - midway)], dim=1)
+        shown = torch.cat([near, level], dim=1)  # (N, K, C, H, W)
         if channels == 3:
             red, green, blue = shown.unbind(2)
             shown = torch.stack([green, _GAIN * (red - green), _GAIN * (blue - green)], dim=2)
