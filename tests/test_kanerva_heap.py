@@ -1030,15 +1030,19 @@ def test_a_batch_is_addressed_and_recalled_as_its_episodes_are(any_model: Kanerv
 
 
 def test_training_also_pays_for_a_sketch_of_the_memory_alone():
+    """Of written images, from a z that is drawn as the bound's are."""
     model = deepcopy(awake("hard-near")).train()
-    images = draw(model.config, 2, 4)
+    model.config = replace(model.config, memory=replace(model.config.memory, unwritten=0.25))
+    images = draw(model.config, 2, 4)  # so the last of each four is not written
     with torch.random.fork_rng():
         torch.manual_seed(3)
         outputs = model(images)
         torch.manual_seed(3)
-        memory, keys = model.write_episode(model.encoder(images))
-    pictures = model.decoder(model.read(Memory(memory), keys.mean))
-    expected = -model.likelihood.log_prob(pictures, images).mean()
+        maps = model.encoder(images)
+        memory, keys = model.write_episode(maps)
+        model.terms(images, maps, memory, keys)  # draws first
+        readout = model.readout(model.traces(memory, keys.mean)[:, :3]).readout
+    expected = -model.likelihood.log_prob(model.decoder(readout), images[:, :3]).mean()
     torch.testing.assert_close(outputs["auxiliary"], expected, **CLOSE)
     decoder = replace(model.config.decoder, sketch=0.25)
     model.config = replace(model.config, decoder=decoder)
@@ -1047,6 +1051,8 @@ def test_training_also_pays_for_a_sketch_of_the_memory_alone():
         torch.testing.assert_close(model(images)["auxiliary"], 0.25 * expected, **CLOSE)
     plain = KanervaHeap(config_of("hard-colour")).train()
     assert "auxiliary" not in plain(images)
+    model.config = replace(model.config, memory=replace(model.config.memory, unwritten=1.0))
+    assert "auxiliary" not in model(images)  # nothing is written, there is nothing to sketch
 
 
 def test_drawn_pixels_have_the_means_of_their_likelihood():

@@ -136,19 +136,21 @@ class KanervaHeap(MemoryModel):
         return cast(SpatialDecoder, self.decoder).draw(readout, generator)
 
     def forward(self, episode: Episode) -> dict[str, Tensor]:
-        """The training objective. Beside it, where pixels see their neighbours, what a sketch
-        without them costs that is made of the memory alone, as pictures are: neighbours tell so
-        much so soon that the memory would be left unused. And what puts like beside like, a loss of
-        the key network alone."""
+        """The training objective. Beside it, where pixels see their neighbours, what a sketch of
+        the written images costs without them, made of the memory alone: neighbours tell so much so
+        soon that it would be left unused. Its z is drawn from p(z | M, y), as q's are: at means the
+        decoder would learn to tell the two apart by their noise, and sketch in one case only. And
+        what puts like beside like, a loss of the key network alone."""
         episode = self.as_episodes(episode)
         maps = self.encoder(episode)
         alone = self.config.memory.locality > 0
         proposal = self.placer.propose(maps.detach() if alone else maps)
         memory, keys = self.write_episode(maps, proposal=proposal)
         outputs, beside = self.terms(episode, maps, memory, keys).by_name(), []
-        if self.config.decoder.neighbours:
-            sketch = self.decoder(self._predicted(memory, keys.mean))
-            loss = -self.likelihood.log_prob(sketch, episode).mean()
+        held = episode.shape[1] - self._left_out(episode.shape[1])
+        if self.config.decoder.neighbours and held:
+            drawn = self.readout(self.traces(memory, keys.mean[:, :held])).readout
+            loss = -self.likelihood.log_prob(self.decoder(drawn), episode[:, :held]).mean()
             beside.append(self.config.decoder.sketch * loss)
         if alone and proposal is not None:
             loss = locality_loss(proposal.mean, episode)
@@ -170,14 +172,18 @@ class KanervaHeap(MemoryModel):
         batch, length = maps.shape[:2]
         proposal = proposal or self.placer.propose(maps)
         places = self.placer.place(proposal, batch, length, maps.device, generator)
-        share = self.config.memory.unwritten
-        left = round(share * length) or int(0 < share and length > 1)
-        if not self.training and share < 1:
-            left = 0
-        written = torch.arange(length, device=maps.device).expand(batch, -1) < length - left
+        held = length - self._left_out(length)
+        written = torch.arange(length, device=maps.device).expand(batch, -1) < held
         memory = self.placer.paste(self._blocks(maps) * written[..., None, None, None], places)
         empty = self.config.memory.capacity - written.sum(dim=1).float()
         return self.settled(memory), self.placer.posterior(places, proposal, written, empty)
+
+    def _left_out(self, length: int) -> int:
+        """How many of an episode, its last ones, are not written."""
+        share = self.config.memory.unwritten
+        if not self.training and share < 1:
+            return 0
+        return round(share * length) or int(0 < share and length > 1)
 
     def _blocks(self, maps: FeatureMaps) -> Float[Tensor, "B T Cm h w"]:
         """Each sample's block; with noise while training, and nothing for a VAE."""
