@@ -38,6 +38,17 @@ def test_a_model_is_trained_once_and_then_found(lab: Lab, runs: Path, capsys):
     assert "seed 1" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["mnist", "omniglot", "cifar10", "mazes"])
+def test_in_a_full_protocol_every_model_sees_as_many_images(name: str, tmp_path: Path):
+    lab = Lab(quick=False, runs=tmp_path, preset=name)
+    seen = set()
+    for model in ("kpp", "kpp-paper", "vae", "dkm"):
+        config = lab.config(model)
+        assert config.steps is not None
+        seen.add(config.steps * config.batch * config.episode_length)
+    assert len(seen) == 1
+
+
 def test_parts_of_a_config_are_replaced(lab: Lab):
     config = lab.config("kpp", memory={"size": 32}, episode_length=8)
     assert (config.memory.size, config.episode_length, config.steps) == (32, 8, 3)

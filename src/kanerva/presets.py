@@ -161,7 +161,7 @@ def in_levels(run: RunConfig) -> RunConfig:
         ),
         optim=replace(run.optim, clip=1e5),
         batch=2 if large else 4,
-        steps=10_000 if grey else 12_000,
+        steps=10_000 if grey else 12_000 if large else 18_000,
         validate_every=1500 if large else 2000,
     )
 

@@ -145,5 +145,5 @@ EXPERIMENT = Experiment(
     run=run,
     quick="about a minute",
     full="a minute on a GPU",
-    presets=("mnist",),
+    presets=("mnist", "omniglot", "mazes"),
 )

@@ -204,5 +204,6 @@ EXPERIMENT = Experiment(
     claim="Reading a memory again and again cleans salt and pepper, speckle and Poisson noise from "
     "what it holds.",
     run=run,
+    presets=("mnist", "omniglot"),
     quick="about 3 min on two cores",
 )

@@ -225,4 +225,5 @@ EXPERIMENT = Experiment(
     claim="Inferring a random-key generation again and again, the memory fixed, slowly but clearly "
     "improves it.",
     run=run,
+    presets=("mnist", "omniglot"),
 )

@@ -32,7 +32,6 @@ from kanerva.training.loop import train
 
 Pixels = Float[Tensor, "n C H W"]
 QUICK_STEPS = 600  # of each model that a quick version trains, unless it says otherwise
-FULL_STEPS = 12_000  # where a preset counts epochs: 3.07 million images, as many as `kpp` sees
 
 
 @dataclass
@@ -113,7 +112,7 @@ class Lab:
         for name, value in parts.items():
             new = replace(getattr(start, name), **value) if isinstance(value, dict) else value
             start = replace(start, **{name: new})
-        full = start.steps or FULL_STEPS
+        full = start.steps or full_steps(self.preset)
         length = self.steps or (steps or QUICK_STEPS if self.quick else full)
         every = min(start.validate_every, length)
         precision = "bf16-mixed" if self.device.type == "cuda" else "32-true"
@@ -178,6 +177,14 @@ class Lab:
         pixels = data.binarize(grey, binarization, stream("experiment", split, "pixels", skip))
         labels = None if found.labels is None else found.labels[chosen]
         return data.to_float(pixels, binarization != "none").to(self.device), labels
+
+
+def full_steps(preset_name: str) -> int:
+    """Of a model whose preset counts epochs: it sees as many images as `kpp`."""
+    ours, theirs = preset(preset_name), preset(preset_name, "kpp-paper")
+    assert ours.steps is not None
+    images = ours.steps * ours.batch * ours.episode_length
+    return images // (theirs.batch * theirs.episode_length)
 
 
 def in_order(images: ImageSet, shuffle: torch.Generator) -> Int[Tensor, "N"]:  # noqa: F821

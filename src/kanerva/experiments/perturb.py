@@ -293,5 +293,5 @@ EXPERIMENT = Experiment(
     "and gives local variations; a VAE's z, moved, leaves the valid region.",
     run=run,
     full="30 min on a GPU",
-    presets=("omniglot",),
+    presets=("omniglot", "mazes"),
 )

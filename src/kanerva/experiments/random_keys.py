@@ -149,5 +149,5 @@ EXPERIMENT = Experiment(
     claim="Keys drawn from p(Y) read new pictures of the episode out of its memory.",
     run=run,
     full="30 min on a GPU",
-    presets=("omniglot",),
+    presets=("omniglot", "mazes"),
 )

@@ -222,4 +222,5 @@ EXPERIMENT = Experiment(
     claim="From the upper half of an image kpp finds at least 95 % of 32 written ones; others are "
     "measured beside it, up to 256.",
     run=run,
+    presets=("mnist", "omniglot"),
 )

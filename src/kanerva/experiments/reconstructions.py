@@ -51,5 +51,5 @@ EXPERIMENT = Experiment(
     claim="Reconstructions of test images resemble them on every data set.",
     run=run,
     full="2 min each on a GPU",
-    presets=("mnist", "omniglot", "fashion_mnist", "cifar10"),
+    presets=("mnist", "omniglot", "fashion_mnist", "cifar10", "mazes"),
 )

@@ -18,7 +18,7 @@ from matplotlib.axes import Axes
 from kanerva.evaluation.bound import Score, bound
 from kanerva.evaluation.controls import holding
 from kanerva.evaluation.record import memory_size, read_records
-from kanerva.experiments.lab import FULL_STEPS, Lab
+from kanerva.experiments.lab import Lab, full_steps
 from kanerva.pictures import MODEL_COLOURS
 from kanerva.presets import preset
 from kanerva.runs import fixed_episodes, load_split
@@ -41,7 +41,7 @@ class Setting:
 def equal_runs(lab: Lab, quick: int) -> Lab:
     """The lab with every training equally long, whatever each model's own preset says."""
     equal = copy(lab)
-    full = preset(lab.preset, "kpp-paper").steps or FULL_STEPS
+    full = preset(lab.preset, "kpp-paper").steps or full_steps(lab.preset)
     equal.steps = lab.steps or (quick if lab.quick else full)
     return equal
 
