@@ -352,15 +352,16 @@ class KanervaHeap(MemoryModel):
         """How much better the best block held explains an image than no block does: nats.
 
         Large for what was written, smaller for what was not (below zero on binary sets):
-        ln p(x | best block) less what an empty place gives, both at means and pixel by pixel: a
-        score, not a bound.
+        ln p(x | best block) less what an empty place gives, both at means: a score, not a bound.
         """
-        episode, maps = self.as_episodes(images), self.encoder(self.as_episodes(images))
-        best = self.address(memory, images).log_likelihood.max(dim=-1).values
+        episode, best = self.as_episodes(images), self.address(memory, images).slots
+        maps, (owners, points) = self.as_maps(memory), self._books(memory)
+        at = as_normal(points.gather(1, best[..., None].expand(-1, -1, 2)))
+        known = self.log_likelihood(self._predicted(maps, at), episode)
         nothing = torch.zeros(*episode.shape[:2], *self.writer.shape, device=self.device)
-        reading = self.readout(nothing, maps, sample=False)
-        alone = self.likelihood.log_prob(self.decoder(reading.readout), episode) - reading.kl
-        score = best - alone
+        reading = self.readout(nothing, self.encoder(episode), sample=False)
+        score = known - (self.log_likelihood(reading.readout, episode) - reading.kl)
+        score = score.masked_fill((owners < 0).all(dim=1, keepdim=True), -torch.inf)
         return score if images.ndim == 5 else score[0]
 
     @torch.no_grad()
