@@ -329,6 +329,25 @@ def test_few_shot_measures_every_model(few: Lab):
             assert name != "vae" or gain == 0  # nothing can be told to it
 
 
+def test_a_model_far_off_does_not_hide_the_others(few: Lab):
+    assert few_shot.nats({"mean": -3.0, "error": 0.5}) == "-3.00±0.50"
+    assert few_shot.nats({"mean": -2788288.94, "error": 1458177.7}) == "-3e+06±1e+06"
+    assert few_shot.nats({"mean": -133.05, "error": 499.2}) == "-1e+02±5e+02"
+    near = {key: {"mean": 130.0, "error": 1.0} for key in ("own", "other", "gain", "over_empty")}
+    far = {key: {"mean": 1e6, "error": 1e5} for key in near}
+    models = {
+        "kpp store": {"empty": near["own"], "written": [near | {"count": 1}]},
+        "no-memory": {"empty": near["own"], "written": [far | {"count": 1}]},
+    }
+    figures = {"characters": 3, "rounds": 1, "written": [1], "models": models}
+    assert max(map(len, few_shot.table(figures | {"written": [1] * 6}))) <= 110
+    left, middle, right = few_shot.drawn(few, figures).axes
+    assert (left.get_yscale(), right.get_yscale()) == ("symlog", "log")
+    assert middle.get_yscale() == "symlog"
+    del models["no-memory"]
+    assert {axes.get_yscale() for axes in few_shot.drawn(few, figures).axes} == {"linear"}
+
+
 def test_few_shots_verdict_follows_the_gain():
     def model(gain: float, over: float, own: float = 90.0) -> dict:
         parts = {"gain": gain, "over_empty": over, "own": own}

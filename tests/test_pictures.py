@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from kanerva.pictures import sheet, stacked, tile
+from kanerva.pictures import map_with_thumbnails, sheet, stacked, tile
 
 
 def test_a_tile_puts_each_image_in_its_place():
@@ -41,3 +41,13 @@ def test_pictures_are_stacked_whole():
     both = stacked([wide, high])
     assert both.size == (30, 24)
     assert both.getpixel((29, 3)) == (255, 0, 0) and both.getpixel((9, 23)) == (0, 0, 255)
+
+
+def test_what_is_held_is_drawn_no_larger_than_its_cell():
+    """Cells may be narrow: two images beside each other must not cover one another."""
+    places, images = torch.tensor([[-0.75, 0.0], [-0.25, 0.0]]), torch.ones(2, 3, 64, 64)
+    images[0], images[1, :2] = 0.0, 0.0  # black, blue
+    blank = Image.new("RGB", (8, 8))
+    drawn = map_with_thumbnails(blank, places, images, [0, 1], cells=(1, 4), side=160)
+    pixels = [drawn.getpixel((180 + x, 110)) for x in (4, 36, 44, 76)]
+    assert pixels == [(0, 0, 0), (0, 0, 0), (0, 0, 255), (0, 0, 255)]

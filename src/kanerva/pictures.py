@@ -104,6 +104,8 @@ def map_with_thumbnails(
                 draw.line(ends, fill=_PAPER if start == margin else _RULE, width=1)
     for (x, y), image, handle in zip(places.tolist(), images, handles, strict=True):
         small = tile(image[None], 1)
+        if cells is not None:  # no larger than its cell
+            small.thumbnail((side // cells[1], side // cells[0]))
         across = round((x + 1) / 2 * side - small.width / 2)
         down = round((y + 1) / 2 * side - small.height / 2)
         across = max(0, min(across, side - small.width))

@@ -41,6 +41,7 @@ MODELS: dict[str, tuple[str, str | None, int]] = {  # label: model, variant, ste
     "no-memory": ("no-memory", None, 400),
     "vae": ("vae", None, 400),
 }
+OFF = 1000  # nats: far beyond anything a model says of what it knows
 LINES = {"kpp generate": "-", "kpp store": ":"}
 
 
@@ -182,21 +183,7 @@ def run(lab: Lab) -> Finding:
         "references": REFERENCES,
         "models": by_model,
     }
-    lines = [f"{'drawings written':<18}{'none':>9}" + "".join(f"{c:>13}" for c in counts)]
-    for key, title in TITLES.items():
-        lines.append(title)
-        for label, found in by_model.items():
-            start = f"{found['empty']['mean']:>9.2f}" if key == "own" else f"{'':>9}"
-            cells = [f"{row[key]['mean']:.2f}±{row[key]['error']:.2f}" for row in found["written"]]
-            lines.append(f"  {label:<16}{start}" + "".join(f"{cell:>13}" for cell in cells))
-    lines += [
-        f"nats per image ± standard error over {len(drawings)} characters, {rounds} drawings of "
-        "each left out in turn; one seed",
-        "elsewhere, models trained on sets of one character, by another protocol, at 20 (not "
-        "comparable):",
-        "  " + ", ".join(f"{name} about {nats} nats" for name, nats in REFERENCES.items()),
-    ]
-    return Finding(figures, lines, verdict_of(by_model), {"": drawn(lab, figures)})
+    return Finding(figures, table(figures), verdict_of(by_model), {"": drawn(lab, figures)})
 
 
 TITLES = {
@@ -204,6 +191,32 @@ TITLES = {
     "gain": "gain: the same under as many drawings of another character, less that",
     "over_empty": "the same under an empty memory, less that",
 }
+
+
+def table(figures: dict[str, Any]) -> list[str]:
+    """Three blocks, a row for each model and a column for each number of drawings."""
+    counts = figures["written"]
+    lines = [f"{'drawings written':<17}{'none':>9}" + "".join(f"{c:>14}" for c in counts)]
+    for key, title in TITLES.items():
+        lines.append(title)
+        for label, found in figures["models"].items():
+            start = f"{found['empty']['mean']:>9.2f}" if key == "own" else f"{'':>9}"
+            cells = [nats(row[key]) for row in found["written"]]
+            lines.append(f"  {label:<15}{start}" + "".join(f"{cell:>14}" for cell in cells))
+    return lines + [
+        f"nats per image ± standard error over {figures['characters']} characters, "
+        f"{figures['rounds']} drawings of each left out in turn; one seed",
+        "elsewhere, models trained on sets of one character, by another protocol, at 20 (not "
+        "comparable):",
+        "  " + ", ".join(f"{name} about {nats} nats" for name, nats in REFERENCES.items()),
+    ]
+
+
+def nats(value: dict[str, float]) -> str:
+    """With its error; shorter where a model does not know what it sees."""
+    mean, error = value["mean"], value["error"]
+    known = max(abs(mean), 10 * error) < OFF
+    return f"{mean:.2f}±{error:.2f}" if known else f"{mean:.0e}±{error:.0e}"
 
 
 def drawn(lab: Lab, figures: dict[str, Any]) -> Figure:
@@ -231,6 +244,8 @@ def drawn(lab: Lab, figures: dict[str, Any]) -> Figure:
         axes.set_xticks(range(len(counts)), [str(count) for count in counts])
         axes.set_xlabel("drawings of its character that are written")
         axes.set_title(title, fontsize=10)
+        if max(abs(end) for end in axes.get_ylim()) > OFF:  # a model far off hides the others
+            axes.set_yscale("log" if axes is right else "symlog")
         if axes is not right:
             axes.axhline(0, color="black", lw=1)
     left.set_ylabel("nats per drawing that is not written")
