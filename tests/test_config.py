@@ -20,6 +20,7 @@ from kanerva.config import (
     to_dict,
 )
 from kanerva.errors import UserError
+from kanerva.presets import preset
 
 
 def test_a_config_survives_a_trip_through_json():
@@ -173,3 +174,23 @@ def test_a_checkpoint_carries_the_model_part_of_a_run(tiny: ModelConfig):
     run = RunConfig(**parts, episode_length=5, seed=3)
     assert run.model_config() == tiny
     assert type(run.model_config()) is ModelConfig
+
+
+def test_an_outline_is_of_8_bit_pixels_and_kpps_own():
+    outline = MemoryConfig(reads=1, outline=True)
+    mixture = LikelihoodConfig(kind="logistic_mixture")
+    ModelConfig(model="kpp", memory=outline, likelihood=mixture)
+    with pytest.raises(UserError, match="8-bit"):
+        ModelConfig(model="kpp", memory=outline)
+    with pytest.raises(UserError, match="memory.outline=True is for kpp"):
+        ModelConfig(memory=outline, likelihood=mixture)
+
+
+def test_a_hash_without_an_outline_is_as_it_was_before_there_was_one():
+    plain = preset("cifar10")
+    outlined = replace(plain, memory=replace(plain.memory, outline=not plain.memory.outline))
+    assert plain.config_hash() != outlined.config_hash()
+    without = plain if not plain.memory.outline else outlined
+    content = to_dict(without)
+    assert content["memory"].pop("outline") is False
+    assert from_dict(RunConfig, content).config_hash() == without.config_hash()

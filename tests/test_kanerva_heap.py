@@ -47,7 +47,8 @@ from kanerva.seeding import stream
 CLOSE = {"rtol": 1e-4, "atol": 1e-4}  # float32, another batch size
 TERMS = ("log_likelihood", "readout_kl", "key_kl")
 KINDS = ["hard", "matched", "deep", "gaussian", "normalised"]
-EVERY = [f"{kind}-{look}" for kind in KINDS for look in ("grey", "colour")] + ["hard-near"]
+EVERY = [f"{kind}-{look}" for kind in KINDS for look in ("grey", "colour")]
+EVERY += ["hard-near", "hard-outline", "deep-outline"]
 
 MEMORIES = {
     "hard": MemoryConfig(reads=1, size=12, capacity=12, placement="cells", read="hard"),  # 3 x 4
@@ -69,7 +70,8 @@ READOUTS = {
 
 def config_of(name: str) -> ModelConfig:
     """The tiny model called `kind-look`; colour is 10x7, in a memory cells do not divide evenly;
-    near is in colour, its pixels seeing their neighbours."""
+    near is in colour, its pixels seeing their neighbours; outline is near, and its blocks start as
+    their images' lowest cosines."""
     kind, look = name.split("-")
     grey = ModelConfig(
         model="kpp",
@@ -83,11 +85,12 @@ def config_of(name: str) -> ModelConfig:
     if look == "grey":
         return grey
     near = DecoderConfig(base=16, depth=1, neighbours=2, near_width=8, near_depth=1)
+    size = grey.memory.size + (1 if kind != "deep" else 0)
     return replace(
         grey,
-        decoder=near if look == "near" else grey.decoder,
+        decoder=grey.decoder if look == "colour" else near,
         image=(3, 10, 7),
-        memory=replace(grey.memory, size=grey.memory.size + (1 if kind != "deep" else 0)),
+        memory=replace(grey.memory, size=size, outline=look == "outline"),
         readout=replace(grey.readout, channels=0 if kind == "normalised" else 2),
         likelihood=LikelihoodConfig(kind="logistic_mixture", components=2),
     )
@@ -99,6 +102,12 @@ def draw(config: ModelConfig, *leading: int) -> Tensor:
     if config.likelihood.kind == "bernoulli":
         return torch.bernoulli(torch.full(shape, 0.4))
     return torch.randint(256, shape).float() / 255
+
+
+def block_of(model: KanervaHeap, episode: Tensor) -> Tensor:
+    """The block of each of its images, (B, T, Cm, h, w)."""
+    with torch.no_grad():
+        return model.writer(model.encoder(episode), episode)
 
 
 def glyphs(*leading: int, generator: torch.Generator) -> Tensor:
@@ -286,7 +295,7 @@ def test_a_weight_is_the_joint_over_the_posterior_of_the_same_draw(any_model: Ka
         weights = any_model.log_weights(episode, 3, generator=stream(4))
         noise = stream(4)
         maps = any_model.encoder(episode)
-        memory, keys = any_model.write_episode(maps, noise)
+        memory, keys = any_model.write_episode(episode, maps, noise)
         for weight in weights:
             y = keys.sample(noise)
             reading = any_model.readout(any_model.placer.read(memory, y), maps, generator=noise)
@@ -299,7 +308,7 @@ def test_the_key_divergence_is_that_of_the_place(any_model: KanervaHeap):
     """Confined: -ln of the prior mass of the box, counted; else average log-ratios."""
     episode = draw(any_model.config, 1, 3)
     maps = any_model.encoder(episode)
-    _, q = any_model.write_episode(maps)
+    _, q = any_model.write_episode(episode, maps)
     found, draws = any_model.elbo(episode, sample=False).key_kl, 200_000
     if isinstance(q, ConfinedNormal):
         inside = (as_uniform(torch.randn(draws, 1, 2)) - q.centre).abs() < q.half
@@ -324,7 +333,8 @@ def test_a_hard_key_costs_the_logarithm_of_the_cells(look: str):
 def test_a_key_is_drawn_all_over_its_box_and_nowhere_else(kind: str):
     """All of its cell for hard reads, a learned share of it for soft ones."""
     model = awake(f"{kind}-grey")
-    _, q = model.write_episode(model.encoder(draw(model.config, 1, 3)))
+    episode = draw(model.config, 1, 3)
+    _, q = model.write_episode(episode, model.encoder(episode))
     grid = model.placer.grid
     assert isinstance(q, ConfinedNormal) and grid is not None
     cell = torch.tensor([1 / grid.columns, 1 / grid.rows])
@@ -341,7 +351,7 @@ def test_the_readout_divergence_matches_monte_carlo(any_model: KanervaHeap):
     episode, draws = draw(any_model.config, 1, 2), 3000
     with torch.no_grad():
         maps = any_model.encoder(episode)
-        memory, keys = any_model.write_episode(maps)
+        memory, keys = any_model.write_episode(episode, maps)
         traces = any_model.placer.read(memory, keys.mean)
         many = [t.expand(draws, *t.shape[1:]) for t in (traces, maps)]
         reading = any_model.readout(*many)
@@ -390,7 +400,7 @@ def test_a_fresh_process_with_weights_memory_y_and_z_finds_the_same_densities(tm
         with torch.no_grad():
             maps = model.encoder(episodes)
             memory = model.write(episodes, generator=stream(name))
-            written, q = model.write_episode(maps, stream(name))
+            written, q = model.write_episode(episodes, maps, stream(name))
             torch.testing.assert_close(memory.map, written, rtol=0, atol=1e-6)
             keys = q.sample()
             readout = model.readout(model.placer.read(memory.map, keys), maps).readout
@@ -526,7 +536,7 @@ def test_a_block_is_made_from_its_own_image_alone(any_model: KanervaHeap):
     changed = images.clone()
     changed[t] = 1 - changed[t]
     before, after = (any_model.write(x, generator=stream(5)) for x in (images, changed))
-    blocks = [any_model.writer(any_model.encoder(x[None]))[0].detach() for x in (images, changed)]
+    blocks = [block_of(any_model, x[None])[0] for x in (images, changed)]
     for s in range(6):
         same = torch.allclose(blocks[0][s], blocks[1][s], rtol=0, atol=1e-6)
         assert same == (s != t)
@@ -542,7 +552,7 @@ def test_replacing_an_image_changes_its_own_cell_alone(look: str):
     changed = images.clone()
     changed[t] = 1 - changed[t]
     before, after = (model.write(x, generator=stream(5)) for x in (images, changed))
-    blocks = model.writer(model.encoder(images[None]))[0]
+    blocks = block_of(model, images[None])[0]
     for handle in range(6):
         slot = before.slot_of(handle)
         assert slot == after.slot_of(handle)
@@ -689,7 +699,7 @@ def test_left_out_scores_each_image_in_a_memory_of_the_others(
     for t in range(length):
         others = torch.cat([images[:t], images[t + 1 :]])[None]
         at = Places(lie.points[t : t + 1], None if lie.cells is None else lie.cells[t : t + 1])
-        blocks = any_model.writer(any_model.encoder(others))
+        blocks = block_of(any_model, others)
         torch.testing.assert_close(memory[t : t + 1], any_model.placer.paste(blocks, at), **CLOSE)
         if lie.cells is not None and any_model.placer.grid is not None:
             cell = any_model.placer.grid.cell_of(as_uniform(keys.mean[t]))
@@ -828,7 +838,7 @@ def test_appending_to_nothing_is_writing(any_model: KanervaHeap):
     image = draw(any_model.config, 1)
     written, appended = any_model.write(image), any_model.append(any_model.empty(), image)
     assert written.handles == appended.handles == [0]
-    block = any_model.writer(any_model.encoder(image[None]))[0, 0]
+    block = block_of(any_model, image[None])[0, 0]
     for memory in (written, appended):
         trace = any_model.placer.read(memory.map[None], keys_of(memory, [0])[None])
         if is_hard(any_model) or any_model.config.memory.block == 1:  # places are whole pixels
@@ -1029,20 +1039,20 @@ def test_a_batch_is_addressed_and_recalled_as_its_episodes_are(any_model: Kanerv
         torch.testing.assert_close(recalled[:, b], steps, rtol=1e-3, atol=1e-3)
 
 
-def test_training_also_pays_for_a_sketch_of_the_memory_alone():
-    """Of written images, from a z that is drawn as the bound's are."""
-    model = deepcopy(awake("hard-near")).train()
-    model.config = replace(model.config, memory=replace(model.config.memory, unwritten=0.25))
-    images = draw(model.config, 2, 4)  # so the last of each four is not written
+@pytest.mark.parametrize("name", ["hard-near", "hard-outline"])
+def test_training_also_pays_for_a_sketch_of_the_memory_alone(name: str):
+    """From a z that is drawn from p, as the bound's is from q."""
+    model = deepcopy(awake(name)).train()
+    images = draw(model.config, 2, 4)
     with torch.random.fork_rng():
         torch.manual_seed(3)
         outputs = model(images)
         torch.manual_seed(3)
         maps = model.encoder(images)
-        memory, keys = model.write_episode(maps)
+        memory, keys = model.write_episode(images, maps)
         model.terms(images, maps, memory, keys)  # draws first
-        readout = model.readout(model.traces(memory, keys.mean)[:, :3]).readout
-    expected = -model.likelihood.log_prob(model.decoder(readout), images[:, :3]).mean()
+        readout = model.readout(model.traces(memory, keys.mean)).readout
+    expected = -model.likelihood.log_prob(model.decoder(readout), images).mean()
     torch.testing.assert_close(outputs["auxiliary"], expected, **CLOSE)
     decoder = replace(model.config.decoder, sketch=0.25)
     model.config = replace(model.config, decoder=decoder)
@@ -1051,8 +1061,27 @@ def test_training_also_pays_for_a_sketch_of_the_memory_alone():
         torch.testing.assert_close(model(images)["auxiliary"], 0.25 * expected, **CLOSE)
     plain = KanervaHeap(config_of("hard-colour")).train()
     assert "auxiliary" not in plain(images)
-    model.config = replace(model.config, memory=replace(model.config.memory, unwritten=1.0))
-    assert "auxiliary" not in model(images)  # nothing is written, there is nothing to sketch
+
+
+def test_a_new_model_gives_back_an_outline():
+    """Before anything is learned blocks hold the lowest cosines, and a sketch is near the picture
+    that they tell; q says of them what p says."""
+    config = config_of("hard-outline")
+    model = KanervaHeap(replace(config, memory=replace(config.memory, size=24))).eval()
+    smooth = torch.linspace(0.2, 0.8, 7).expand(1, 2, 3, 10, 7).clone()
+    smooth[:, 1] = smooth[:, 1].flip(-1) * torch.tensor([1.0, 0.5, 0.2])[:, None, None]
+    images = (255 * smooth).round() / 255
+    with torch.no_grad():
+        block = block_of(model, images)
+        assert model.writer.outline is not None
+        told = model.writer.outline(images.flatten(0, 1)).tanh().view_as(block)
+        torch.testing.assert_close(block, told)
+        memory = model.write(images)
+        back = model.reconstruct(images)
+        reading = model.readout(block, model.encoder(images))
+    assert (back - images).square().mean().sqrt() < 0.12 < images.std()
+    assert (reading.sources[-1].mean - reading.priors[-1].mean).abs().max() == 0
+    assert reading.readout.shape[-1] == model.read(memory, torch.zeros(1, 2, 2)).shape[-1]
 
 
 def test_drawn_pixels_have_the_means_of_their_likelihood():
@@ -1464,9 +1493,10 @@ def test_a_share_of_each_training_episode_is_not_written(share: float, left: int
     """Hard: so many cells stay zeros, and such images pay for naming any one of them."""
     config = config_of("hard-grey")
     model = KanervaHeap(replace(config, memory=replace(config.memory, unwritten=share)))
-    maps = model.encoder(draw(config, 3, 8))
+    images = draw(config, 3, 8)
+    maps = model.encoder(images)
     for training, written in ((True, 8 - left), (False, 8)):
-        memory, keys = model.train(training).write_episode(maps)
+        memory, keys = model.train(training).write_episode(images, maps)
         cells = memory.view(3, 3, 3, 4, 4, 3)  # B, Cm, rows, h, columns, w
         full = cells.abs().amax((1, 3, 5)) > 0
         assert (full.sum((1, 2)) == written).all()
@@ -1481,7 +1511,7 @@ def test_a_share_of_one_never_writes():
     model = KanervaHeap(replace(config, memory=replace(config.memory, unwritten=1.0)))
     images = draw(config, 2, 8)
     for training in (True, False):
-        memory, keys = model.train(training).write_episode(model.encoder(images))
+        memory, keys = model.train(training).write_episode(images, model.encoder(images))
         assert (memory == 0).all() and (keys.kl_to_prior() == 0).all()
     own = model.elbo(images, sample=False)
     assert_same_terms(own, model.elbo(images, model.empty(2), sample=False))
@@ -1507,22 +1537,23 @@ def test_what_is_left_unwritten_is_not_in_the_memory(kind: str, monkeypatch):
         places = model.placer.place(proposal, 2, 8, maps.device, stream(1))
         monkeypatch.setattr(model.placer, "place", lambda *_: places)
         model.train()
-        one, two = (model.write_episode(m)[0] for m in (maps, changed))
+        one, two = (model.write_episode(images, m)[0] for m in (maps, changed))
         assert torch.equal(one, two) and one.abs().max() > 0
         changed[:, 5] = 1 - changed[:, 5]
-        assert not torch.equal(model.write_episode(changed)[0], one)
+        assert not torch.equal(model.write_episode(images, changed)[0], one)
         model.eval()
-        whole = model.write_episode(maps)[0]
+        whole = model.write_episode(images, maps)[0]
         assert not torch.equal(whole, one)
 
 
 def test_blocks_are_noisy_in_training_only():
     config = config_of("hard-grey")
     model = KanervaHeap(replace(config, memory=replace(config.memory, noise=0.1)))
-    maps = model.encoder(draw(config, 2, 12)).detach()
-    clean = model.eval().write_episode(maps, stream(1))[0]
-    assert torch.equal(clean, model.write_episode(maps, stream(1))[0])
-    noisy = model.train().write_episode(maps, stream(1))[0]
+    images = draw(config, 2, 12)
+    maps = model.encoder(images).detach()
+    clean = model.eval().write_episode(images, maps, stream(1))[0]
+    assert torch.equal(clean, model.write_episode(images, maps, stream(1))[0])
+    noisy = model.train().write_episode(images, maps, stream(1))[0]
     assert (noisy - clean).std().item() == pytest.approx(0.1, rel=0.15)
 
 

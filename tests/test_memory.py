@@ -225,7 +225,7 @@ def by_hand(model: KanervaHeap, memory: Memory, written: dict[int, Tensor]) -> T
     PyTorch's own spatial transformer, or sliced in where cells are whole pixels."""
     total = torch.zeros_like(memory.map)
     for handle, image in written.items():
-        block = model.writer(model.encoder(image[None, None]))[0, 0].detach()
+        block = model.writer(model.encoder(image[None, None]), image[None, None])[0, 0].detach()
         slot = memory.slot_of(handle)
         if books(memory).disjoint:
             top, left = slot // 4 * 8, slot % 4 * 4

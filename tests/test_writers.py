@@ -69,7 +69,8 @@ def test_a_base_that_cannot_be_halved_again_stays_at_one():
 
 def allocator(channels: int = 2, block: tuple[int, int] = (4, 3)) -> BlockAllocator:
     config = MemoryConfig(channels=channels, size=16, block=4)
-    return BlockAllocator(config, features=6, side=(2, 3), block=block).double()
+    sizes = {"features": 6, "side": (2, 3), "block": block, "image": (1, 8, 12)}
+    return BlockAllocator(config, **sizes).double()
 
 
 def features(batch: int, length: int) -> torch.Tensor:

@@ -76,6 +76,7 @@ class MemoryConfig:
     capacity: int = 36  # kpp, ours: blocks there is room for; a grid of cells
     unwritten: float = 0.0  # kpp, ours: share of each training episode not written; 1: a VAE
     noise: float = 0.0  # kpp, ours: of blocks while training, as a share of their range [-1, 1]
+    outline: bool = False  # kpp, ours: blocks start as their image's lowest cosines; 8-bit pixels
     locality: float = 0.0  # kpp, ours: weight of the loss that alone trains transport's keys
 
     def __post_init__(self) -> None:
@@ -205,7 +206,7 @@ class ModelConfig:
         if self.model != "kpp":
             printed = {"memory.placement": "gaussian", "memory.read": "soft"}
             printed |= {"readout.posterior": "amortised", "readout.channels": 0}
-            printed |= {"decoder.neighbours": 0}
+            printed |= {"decoder.neighbours": 0, "memory.outline": False}
             for name, value in printed.items():
                 group, option = name.split(".")
                 if getattr(getattr(self, group), option) != value:
@@ -221,6 +222,8 @@ class ModelConfig:
             raise UserError(
                 f"{self.model} sees one image at a time: encoder.shift=0, not {self.encoder.shift}"
             )
+        if memory.outline and self.likelihood.kind != "logistic_mixture":
+            raise UserError("memory.outline is for 8-bit pixels: likelihood.kind=logistic_mixture")
         if self.model == "kpp" and memory.reads != 1:
             raise UserError(
                 f"kpp writes one block for each sample: memory.reads=1, not {memory.reads}"
@@ -317,6 +320,8 @@ class RunConfig(ModelConfig):
         if not self.decoder.neighbours:  # as it was before pixels could see any
             for name in ("neighbours", "near_width", "near_depth", "sketch"):
                 del content["decoder"][name]
+        if not self.memory.outline:
+            del content["memory"]["outline"]  # as it was before there was one
         if self.model not in ROWED:
             del content["rows"]  # says nothing of this model
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]

@@ -7,12 +7,14 @@ from torch import nn
 
 from kanerva.config import DecoderConfig, ReadoutConfig
 from kanerva.encoder import quarter
+from kanerva.layers.cosines import FromCosines
 from kanerva.layers.evonorm import EvoNormS0
 from kanerva.layers.neighbours import Features, Neighbours, Parameters, Pixels
 from kanerva.layers.residual import NormSiLU, residual_stack
 from kanerva.likelihoods import Likelihood
 from kanerva.shapes import DecoderOutput, Episode, Readout
 
+_INSIDE = 0.999  # ours: a number of a block as far as its tanh can be taken back
 _NARROWEST = 16  # ours: feature maps are halved per layer, but not below this
 
 
@@ -47,7 +49,8 @@ class SpatialDecoder(nn.Module):
 
     `base` maps at a quarter of the side, half as many at half of it; the last convolution gives
     each of its places the pixels of a 2x2 patch: likelihood parameters, and, where pixels see their
-    neighbours, features that become better ones once those are known.
+    neighbours, features that become better ones once those are known. Where blocks start as an
+    outline, means are counted from the picture that it tells.
     """
 
     def __init__(
@@ -56,13 +59,17 @@ class SpatialDecoder(nn.Module):
         readout: ReadoutConfig,
         likelihood: Likelihood,
         image: tuple[int, int, int],
+        outline: int = 0,
     ) -> None:
+        """`outline` numbers of the readout, its last ones, are lowest cosines."""
         super().__init__()
         self.likelihood = likelihood
+        self.outline = FromCosines(outline, image) if outline else None
         channels, self.height, self.width = image
         outputs = likelihood.outputs(channels)
         base, half = config.base, config.base // 2
-        self.size, self.side = readout.size, (quarter(self.height), quarter(self.width))
+        self.side = (quarter(self.height), quarter(self.width))
+        self.sizes = (readout.size, readout.channels * self.side[0] * self.side[1], outline)
         if readout.size:
             self.from_global = nn.Linear(readout.size, base * self.side[0] * self.side[1])
         if readout.channels:
@@ -90,7 +97,7 @@ class SpatialDecoder(nn.Module):
             nn.PixelShuffle(2),
         )
         weight, bias = (p.unflatten(0, (last, 4)).flatten(1) for p in self.stack[-2].parameters())
-        likelihood.settle(weight[:outputs], bias[:outputs], 0.2)
+        likelihood.settle(weight[:outputs], bias[:outputs], 0.1 if outline else 0.2)
 
     def forward(self, readout: Readout, images: Episode | None = None) -> DecoderOutput:
         """Parameters of p(x | z), pixel for pixel. Where pixels see their neighbours, those of
@@ -123,12 +130,15 @@ class SpatialDecoder(nn.Module):
 
     def _pixels(self, readout: Readout) -> tuple[Parameters, Features]:
         """The sketch, and the features beside it."""
-        flat = readout.flatten(0, 1)
+        numbers, maps, outline = readout.flatten(0, 1).split(self.sizes, dim=-1)
         parts = []
-        if self.size:
-            known = self.from_global(flat[:, : self.size])
-            parts.append(known.unflatten(-1, (-1, *self.side)))
-        if flat.shape[1] > self.size:
-            parts.append(self.from_maps(flat[:, self.size :].unflatten(-1, (-1, *self.side))))
+        if numbers.shape[1]:
+            parts.append(self.from_global(numbers).unflatten(-1, (-1, *self.side)))
+        if maps.shape[1]:
+            parts.append(self.from_maps(maps.unflatten(-1, (-1, *self.side))))
         pixels = self.stack(sum(parts[1:], parts[0]))[..., : self.height, : self.width]
-        return pixels[:, : self.outputs], pixels[:, self.outputs :]
+        sketch, features = pixels[:, : self.outputs], pixels[:, self.outputs :]
+        if self.outline is not None:
+            inside = outline.float().clamp(-_INSIDE, _INSIDE)
+            sketch = self._about(sketch, self.outline(inside.atanh()))
+        return sketch, features

@@ -87,6 +87,9 @@ class Reading:
         return torch.stack([normal.log_prob(value) for normal, value in pairs]).sum(dim=0)
 
 
+_SURE = -6.0  # ln of the standard deviation with which a trace is taken for what it is
+
+
 class SpatialReadout(nn.Module):
     """p(z | M, y) from a trace, and q(z | x, M, y) from trace and sample (§3.3, taken further).
 
@@ -96,7 +99,8 @@ class SpatialReadout(nn.Module):
 
         mean = mu_p + sigma_p * delta,   std = sigma_p * exp(rho),   delta = rho = 0 at first
 
-    so KL z starts at zero and grows only by what a sample knows beyond its block.
+    so KL z starts at zero and grows only by what a sample knows beyond its block. With an outline
+    z has a third part, the trace itself, as sure in q as in p.
     """
 
     def __init__(
@@ -105,6 +109,7 @@ class SpatialReadout(nn.Module):
         trace: tuple[int, int, int],
         features: int,
         side: tuple[int, int],
+        outline: bool = False,
     ) -> None:
         super().__init__()
         self.side, self.residual = side, config.posterior == "residual"
@@ -135,6 +140,8 @@ class SpatialReadout(nn.Module):
                 nn.SiLU(),
                 zeroed(nn.Conv2d(width, 2 * config.channels, 1)),
             )
+        if outline:
+            self.shapes["outline"] = (prod(trace),)
 
     def forward(
         self,
@@ -156,9 +163,13 @@ class SpatialReadout(nn.Module):
         given = [None] * len(sizes) if readout is None else readout.split(sizes, dim=-1)
         values, priors, sources = [], [], []
         for (part, shape), value in zip(self.shapes.items(), given, strict=True):
-            prior = DiagonalNormal.from_network(self.p[part](known).unflatten(0, lead), dim=2)
+            if part == "outline":
+                mean = traces.flatten(2).float()
+                prior = DiagonalNormal(mean, torch.full_like(mean, _SURE))
+            else:
+                prior = DiagonalNormal.from_network(self.p[part](known).unflatten(0, lead), dim=2)
             source = prior
-            if seen is not None:
+            if seen is not None and part != "outline":
                 output = self.q[part](torch.cat([known, seen], dim=1)).unflatten(0, lead)
                 source = self._posterior(DiagonalNormal.from_network(output, dim=2), prior)
             if value is not None:

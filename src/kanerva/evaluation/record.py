@@ -20,7 +20,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from kanerva.config import RunConfig
 from kanerva.data import Binarization
-from kanerva.encoder import quarter
 from kanerva.errors import NumbersWentBad, UserError
 from kanerva.evaluation.bound import Score, bound, iwae, memory_kl
 from kanerva.evaluation.controls import IMAGES, controls
@@ -86,7 +85,7 @@ def evaluate(
         "K": config.memory.reads,
         "memory": memory_size(model, config.episode_length, memory_dtype),
         "elsewhere": (config.episode_length, config.memory) != own,
-        "z_shape": z_shape(config),
+        "z_shape": z_shape(config, model),
         "binarization": config.data.binarization,
         "image": list(config.image),
         "bound": as_entry(headline, config),
@@ -151,13 +150,12 @@ def memory_size(model: MemoryModel, length: int, dtype: str = "float32") -> dict
     }
 
 
-def z_shape(config: RunConfig) -> list[Any]:
-    """Numbers of the readout: of its global part, and of its maps where it has any."""
-    readout, (_, height, width) = config.readout, config.image
-    if not readout.channels:
-        return [readout.size]
-    maps = [readout.channels, quarter(height), quarter(width)]
-    return [[readout.size], maps] if readout.size else maps
+def z_shape(config: RunConfig, model: MemoryModel) -> list[Any]:
+    """Numbers of the readout; of each of its parts where it has several."""
+    if not isinstance(model, KanervaHeap):
+        return [config.readout.size]
+    parts = [list(shape) for shape in model.readout.shapes.values()]
+    return parts if len(parts) > 1 else parts[0]
 
 
 def training_facts(run: Path) -> dict[str, Any]:

@@ -1,11 +1,13 @@
 """f_mem: from an episode's embedding to its memory (§3.3, App. E)."""
 
-from math import ceil
+from math import ceil, prod
 
 from torch import nn
 
 from kanerva.config import MemoryConfig
-from kanerva.shapes import Blocks, Embedding, FeatureMaps, MemoryMap
+from kanerva.layers.cosines import ToCosines
+from kanerva.layers.residual import zeroed
+from kanerva.shapes import Blocks, Embedding, Episode, FeatureMaps, MemoryMap
 
 _SMALLEST = 4  # ours: side of the writer's first feature maps
 
@@ -46,17 +48,30 @@ class BlockAllocator(nn.Module):
     """A sample's maps to its own block, on [-1, 1]: what `kpp` pastes where the sample's key is.
 
     Nothing of the rest of the episode enters, so M is a sum over samples: malloc adds one term,
-    free takes it away.
+    free takes it away. With an outline a block starts as the image's lowest cosines: of itself a
+    network finds worse ones, or drives the tanh to its ends and tells one bit a number.
     """
 
     def __init__(
-        self, config: MemoryConfig, features: int, side: tuple[int, int], block: tuple[int, int]
+        self,
+        config: MemoryConfig,
+        features: int,
+        side: tuple[int, int],
+        block: tuple[int, int],
+        image: tuple[int, int, int],
     ) -> None:
         super().__init__()
         self.shape = (config.channels, *block)
         self.narrow = nn.Conv2d(features, _NARROW, 1)
-        self.mix = nn.Linear(_NARROW * side[0] * side[1], config.channels * block[0] * block[1])
+        self.mix = nn.Linear(_NARROW * side[0] * side[1], prod(self.shape))
+        self.outline = None
+        if config.outline:
+            self.outline, self.mix = ToCosines(prod(self.shape), image), zeroed(self.mix)
 
-    def forward(self, maps: FeatureMaps) -> Blocks:
-        flat = self.narrow(maps.flatten(0, 1)).flatten(1)
-        return self.mix(flat).tanh().unflatten(-1, self.shape).unflatten(0, maps.shape[:2])
+    def forward(self, maps: FeatureMaps, images: Episode | None = None) -> Blocks:
+        """`images` themselves are for an outline."""
+        numbers = self.mix(self.narrow(maps.flatten(0, 1)).flatten(1))
+        if self.outline is not None:
+            assert images is not None
+            numbers = self.outline(images.flatten(0, 1)) + numbers
+        return numbers.tanh().unflatten(-1, self.shape).unflatten(0, maps.shape[:2])

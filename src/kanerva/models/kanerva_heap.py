@@ -16,6 +16,7 @@ p(z | M, y), p(x | z), and sees an episode through M only.
 """
 
 from dataclasses import dataclass, replace
+from math import prod
 from typing import cast
 
 import torch
@@ -62,9 +63,13 @@ class KanervaHeap(MemoryModel):
         self.encoder = SampleEncoder(config.encoder, channels)
         features = self.encoder.features
         self.placer = Placer(config.memory, config.keys, features, side)
-        self.writer = BlockAllocator(config.memory, features, side, self.placer.block)
-        self.readout = SpatialReadout(config.readout, self.writer.shape, features, side)
-        self.decoder = SpatialDecoder(config.decoder, config.readout, self.likelihood, config.image)
+        image, outline = config.image, config.memory.outline
+        self.writer = BlockAllocator(config.memory, features, side, self.placer.block, image)
+        trace = self.writer.shape
+        self.readout = SpatialReadout(config.readout, trace, features, side, outline)
+        self.decoder = SpatialDecoder(
+            config.decoder, config.readout, self.likelihood, image, prod(trace) if outline else 0
+        )
 
     @property
     def key_shape(self) -> tuple[int, ...]:
@@ -95,7 +100,7 @@ class KanervaHeap(MemoryModel):
         if memory is None:
             if handles is not None:
                 raise UserError("handles are those of a memory: give it too")
-            map, keys = self.write_episode(maps, generator)
+            map, keys = self.write_episode(episode, maps, generator)
         elif handles is not None:
             map = self.as_maps(memory, images)
             at = torch.as_tensor(handles, device=self.device).view(-1, images.shape[-4])
@@ -136,21 +141,20 @@ class KanervaHeap(MemoryModel):
         return cast(SpatialDecoder, self.decoder).draw(readout, generator)
 
     def forward(self, episode: Episode) -> dict[str, Tensor]:
-        """The training objective. Beside it, where pixels see their neighbours, what a sketch of
-        the written images costs without them, made of the memory alone: neighbours tell so much so
-        soon that it would be left unused. Its z is drawn from p(z | M, y), as q's are: at means the
-        decoder would learn to tell the two apart by their noise, and sketch in one case only. And
-        what puts like beside like, a loss of the key network alone."""
+        """The training objective. Beside it, where pixels see their neighbours, what a sketch
+        without them costs that is made of the memory alone: neighbours tell so much so soon that it
+        would be left unused. Its z is drawn from p(z | M, y), as q's are: at means the decoder
+        would learn to tell the two apart by their noise, and sketch in one case only. And what puts
+        like beside like, a loss of the key network alone."""
         episode = self.as_episodes(episode)
         maps = self.encoder(episode)
         alone = self.config.memory.locality > 0
         proposal = self.placer.propose(maps.detach() if alone else maps)
-        memory, keys = self.write_episode(maps, proposal=proposal)
+        memory, keys = self.write_episode(episode, maps, proposal=proposal)
         outputs, beside = self.terms(episode, maps, memory, keys).by_name(), []
-        held = episode.shape[1] - self._left_out(episode.shape[1])
-        if self.config.decoder.neighbours and held:
-            drawn = self.readout(self.traces(memory, keys.mean[:, :held])).readout
-            loss = -self.likelihood.log_prob(self.decoder(drawn), episode[:, :held]).mean()
+        if self.config.decoder.neighbours:
+            drawn = self.readout(self.traces(memory, keys.mean)).readout
+            loss = -self.likelihood.log_prob(self.decoder(drawn), episode).mean()
             beside.append(self.config.decoder.sketch * loss)
         if alone and proposal is not None:
             loss = locality_loss(proposal.mean, episode)
@@ -161,6 +165,7 @@ class KanervaHeap(MemoryModel):
 
     def write_episode(
         self,
+        episode: Episode,
         maps: FeatureMaps,
         generator: torch.Generator | None = None,
         *,
@@ -172,22 +177,19 @@ class KanervaHeap(MemoryModel):
         batch, length = maps.shape[:2]
         proposal = proposal or self.placer.propose(maps)
         places = self.placer.place(proposal, batch, length, maps.device, generator)
-        held = length - self._left_out(length)
-        written = torch.arange(length, device=maps.device).expand(batch, -1) < held
-        memory = self.placer.paste(self._blocks(maps) * written[..., None, None, None], places)
+        share = self.config.memory.unwritten
+        left = round(share * length) or int(0 < share and length > 1)
+        if not self.training and share < 1:
+            left = 0
+        written = torch.arange(length, device=maps.device).expand(batch, -1) < length - left
+        blocks = self._blocks(episode, maps) * written[..., None, None, None]
+        memory = self.placer.paste(blocks, places)
         empty = self.config.memory.capacity - written.sum(dim=1).float()
         return self.settled(memory), self.placer.posterior(places, proposal, written, empty)
 
-    def _left_out(self, length: int) -> int:
-        """How many of an episode, its last ones, are not written."""
-        share = self.config.memory.unwritten
-        if not self.training and share < 1:
-            return 0
-        return round(share * length) or int(0 < share and length > 1)
-
-    def _blocks(self, maps: FeatureMaps) -> Float[Tensor, "B T Cm h w"]:
+    def _blocks(self, episode: Episode, maps: FeatureMaps) -> Float[Tensor, "B T Cm h w"]:
         """Each sample's block; with noise while training, and nothing for a VAE."""
-        blocks = self.writer(maps).float()
+        blocks = self.writer(maps, episode).float()
         if self.training and self.config.memory.noise:
             noise = normal(tuple(blocks.shape), None, blocks.device)
             blocks = blocks + self.config.memory.noise * noise
@@ -196,11 +198,12 @@ class KanervaHeap(MemoryModel):
     @torch.no_grad()
     def write(self, images: Images, *, generator: torch.Generator | None = None) -> Memory:
         """A new memory that holds these images, handles 0 to T - 1."""
-        maps = self.encoder(self.as_episodes(images))
+        episode = self.as_episodes(images)
+        maps = self.encoder(episode)
         batch, length = maps.shape[:2]
         places = self.placer.place(self.placer.propose(maps), batch, length, maps.device, generator)
         empty = self.empty(batch)
-        memory = self._fill(empty, self._blocks(maps), places)
+        memory = self._fill(empty, self._blocks(episode, maps), places)
         if self.memory_dtype != "float32":
             memory = memory.rounded(self.memory_dtype)
         return memory if images.ndim == 5 else memory[0]
@@ -215,8 +218,9 @@ class KanervaHeap(MemoryModel):
             raise UserError(f"append takes the images of one episode, got {tuple(images.shape)}")
         self.as_maps(memory, images)
         self.placer.check_room(len(memory) + len(images))
-        maps = self.encoder(self.as_episodes(images))
-        blocks, batch = self._blocks(maps), Memory.stack([memory])
+        episode = self.as_episodes(images)
+        maps = self.encoder(episode)
+        blocks, batch = self._blocks(episode, maps), Memory.stack([memory])
         assert batch.slots is not None
         for t in range(len(images)):  # one after another: each sees what the last one took
             proposal = self.placer.propose(maps[:, t : t + 1])
@@ -455,8 +459,8 @@ class KanervaHeap(MemoryModel):
     @torch.no_grad()
     def reconstruct(self, images: Images) -> Float[Tensor, "*B T C H W"]:
         """Write, read at one's own place, decode what the memory alone predicts there."""
-        maps = self.encoder(self.as_episodes(images))
-        memory, keys = self.write_episode(maps, torch.Generator(self.device).manual_seed(0))
+        episode, noise = self.as_episodes(images), torch.Generator(self.device).manual_seed(0)
+        memory, keys = self.write_episode(episode, self.encoder(episode), noise)
         pixels = self.likelihood.mean(self.decoder(self._predicted(memory, keys.mean)))
         return pixels if images.ndim == 5 else pixels[0]
 
@@ -476,7 +480,7 @@ class KanervaHeap(MemoryModel):
     def weighing(self, episode: Episode, generator: torch.Generator | None) -> Weigh:
         """ln p(x, z, y | M) - ln q(z, y | X), draw by draw, M and the deal fixed."""
         maps = self.encoder(episode)
-        memory, keys = self.write_episode(maps, generator)
+        memory, keys = self.write_episode(episode, maps, generator)
 
         def draw() -> PerImage:
             y = keys.sample(generator)
@@ -496,7 +500,7 @@ class KanervaHeap(MemoryModel):
         self.placer.check_room(length)
         maps = self.encoder(episode)
         alone = maps.flatten(0, 1)[:, None]  # (B T, 1, ...): each image as its own episode
-        blocks = self._blocks(maps)[:, others].flatten(0, 1)  # (B T, T - 1, ...)
+        blocks = self._blocks(episode, maps)[:, others].flatten(0, 1)  # (B T, T - 1, ...)
         proposal = self.placer.propose(maps)
         if proposal is not None:
             proposal = mapped(proposal, lambda value: value[:, others].flatten(0, 1))
@@ -516,7 +520,7 @@ class KanervaHeap(MemoryModel):
         """Each image read where its neighbour in the episode lies (a control)."""
         episode = self.as_pixels(images)
         maps = self.encoder(episode)
-        memory, keys = self.write_episode(maps, generator)
+        memory, keys = self.write_episode(episode, maps, generator)
         rolled = mapped(keys, lambda value: value.roll(1, dims=1))
         terms = self.terms(episode, maps, memory, rolled, generator=generator)
         return terms if images.ndim == 5 else terms[0]
