@@ -85,6 +85,7 @@ def config_of(name: str) -> ModelConfig:
     if look == "grey":
         return grey
     near = DecoderConfig(base=16, depth=1, neighbours=2, near_width=8, near_depth=1)
+    near = replace(near, ahead=1 if look == "outline" else 0)
     size = grey.memory.size + (1 if kind != "deep" else 0)
     return replace(
         grey,

@@ -17,9 +17,10 @@ HEIGHT, WIDTH = 6, 7
 MIXTURE = make_likelihood(LikelihoodConfig(kind="logistic_mixture", components=2))
 
 
-def net(channels: int = 1, outputs: int = 1, reach: int = 2) -> Neighbours:
+def net(channels: int = 1, outputs: int = 1, reach: int = 2, ahead: int = 0) -> Neighbours:
     """With nothing at its initial value: a fresh residual block does nothing."""
-    made = Neighbours(channels=channels, features=5, outputs=outputs, reach=reach, width=8, depth=2)
+    sizes = {"features": 5, "outputs": outputs, "width": 8, "depth": 2}
+    made = Neighbours(channels=channels, reach=reach, ahead=ahead, **sizes)
     with torch.no_grad():
         for parameter in made.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
@@ -36,10 +37,10 @@ def shown(count: int, channels: int, height: int, width: int) -> tuple[Tensor, T
     return torch.randn(count, 5, height, width), pixels[0], pixels[1]
 
 
-@pytest.mark.parametrize("reach", [1, 2, 3])
-def test_a_pixel_sees_its_neighbourhood_and_nothing_else(reach: int):
+@pytest.mark.parametrize("reach, ahead", [(1, 0), (2, 0), (3, 0), (2, 1), (1, 2)])
+def test_a_pixel_sees_its_neighbourhood_and_nothing_else(reach: int, ahead: int):
     """Each pixel in turn is changed: which outputs move?"""
-    made, (features, expected, images) = net(reach=reach), shown(1, 1, HEIGHT, WIDTH)
+    made, (features, expected, images) = net(reach=reach, ahead=ahead), shown(1, 1, HEIGHT, WIDTH)
     before = torch.cat(made(features, expected, images), dim=1)
     for i, j in product(range(HEIGHT), range(WIDTH)):
         other = images.clone()
@@ -67,9 +68,27 @@ def test_features_speak_for_their_own_pixel():
         assert moved[part].nonzero().tolist() == here + [[3, 3], [4, 1], [4, 2], [4, 3]]
 
 
-def test_the_probabilities_of_all_images_sum_to_one():
+@pytest.mark.parametrize("reach, ahead", [(2, 1), (1, 2)])
+def test_what_is_expected_is_seen_on_all_sides(reach: int, ahead: int):
+    """What is expected of each pixel in turn is changed: which outputs move?"""
+    made, (features, expected, images) = net(reach=reach, ahead=ahead), shown(1, 1, HEIGHT, WIDTH)
+    before = torch.cat(made(features, expected, images), dim=1)
+    for i, j in product(range(HEIGHT), range(WIDTH)):
+        other = expected.clone()
+        other[0, 0, i, j] += 0.5
+        moved = (torch.cat(made(features, other, images), dim=1) != before)[0]
+        for a, b in product(range(HEIGHT), range(WIDTH)):
+            down, right = i - a, j - b  # where it lies, seen from the output
+            far = reach if (down, right) < (0, 0) else ahead
+            near = max(abs(down), abs(right)) <= far
+            for part in range(2):  # parameters, guess
+                assert moved[part, a, b] == near, (part, i, j, a, b)
+
+
+@pytest.mark.parametrize("ahead", [0, 2])
+def test_the_probabilities_of_all_images_sum_to_one(ahead: int):
     """Of 2^6 binary ones: each pixel's may depend on the others only through those before it."""
-    made, (features, expected, _) = net(), shown(1, 1, 2, 3)
+    made, (features, expected, _) = net(ahead=ahead), shown(1, 1, 2, 3)
     every = torch.tensor(list(product([0.0, 1.0], repeat=6))).view(-1, 1, 2, 3)
     features, expected = (part.expand(64, -1, -1, -1) for part in (features, expected))
     output, _ = made(features, expected, every)
@@ -79,10 +98,10 @@ def test_the_probabilities_of_all_images_sum_to_one():
     assert (Bernoulli().log_prob(moved[None], every[None]) - log_prob).abs().max() > 0.05
 
 
-@pytest.mark.parametrize("channels", [1, 3])
-def test_drawing_follows_the_density(channels: int):
+@pytest.mark.parametrize("channels, ahead", [(1, 0), (3, 0), (3, 1), (1, 3)])
+def test_drawing_follows_the_density(channels: int, ahead: int):
     """Drawn without chance, an image is what its own parameters say of it, pixel for pixel."""
-    made = net(channels=channels, outputs=channels)
+    made = net(channels=channels, outputs=channels, ahead=ahead)
     features, expected, _ = shown(4, channels, HEIGHT, WIDTH)
 
     def mean(output: Tensor, guess: Tensor) -> Tensor:
@@ -198,5 +217,7 @@ def test_neighbours_are_for_kpp():
         RunConfig(model="kpp-paper", decoder=DecoderConfig(neighbours=3))
     with pytest.raises(UserError, match="neighbours must not be negative"):
         DecoderConfig(neighbours=-1)
+    with pytest.raises(UserError, match="which are 0"):
+        DecoderConfig(ahead=1)
     with pytest.raises(UserError, match="sketch must not be negative"):
         DecoderConfig(sketch=-1.0)

@@ -82,6 +82,7 @@ class SpatialDecoder(nn.Module):
                 features=config.near_width,
                 outputs=outputs,
                 reach=config.neighbours,
+                ahead=config.ahead,
                 width=config.near_width,
                 depth=config.near_depth,
                 guess=likelihood.has_means,

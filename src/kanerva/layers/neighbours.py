@@ -5,8 +5,9 @@
 
 A pixel sees its row up to `reach` to the left, and `reach` rows above it up to `reach` to either
 side: a small neighbourhood (the paper's outlook, §6), not a whole PixelCNN. What lies further away
-reaches it through `features`, which come from z. From there on every pixel is by itself, a matrix
-product over all of them: no statistic may run over positions, or a pixel would see its future.
+reaches it through `features`, which come from z; what z alone expects of pixels it may also see up
+to `ahead` to its right and below. From there on every pixel is by itself, a matrix product over all
+of them: no statistic may run over positions, or a pixel would see its future.
 
 Neighbours are much alike, and a network that sees their levels learns slowly. So a pixel is shown
 differences: of each neighbour from the point midway between left and above, and of what z alone
@@ -27,7 +28,7 @@ from kanerva.layers.residual import zeroed
 Features = Float[Tensor, "N F H W"]  # of each pixel, from z
 Pixels = Float[Tensor, "N C H W"]
 Parameters = Float[Tensor, "N P H W"]  # of each pixel's likelihood
-# Pixels and what is expected of them, with `reach` rows more above and columns on either side:
+# Pixels and what is expected of them, with a margin of what lies around:
 Framed = Float[Tensor, "N C2 Hf Wf"]
 
 _GAIN = 4.0  # of a difference, which is small against a level; once more of one between colours
@@ -61,13 +62,17 @@ class Neighbours(nn.Module):
         reach: int,
         width: int,
         depth: int,
+        ahead: int = 0,
         guess: bool = True,
     ) -> None:
         super().__init__()
-        self.channels, self.reach = channels, reach
-        above = [(i, j) for i in range(reach) for j in range(2 * reach + 1)]
-        self.before = above + [(reach, j) for j in range(reach)]  # where they lie in a frame
-        shown = 2 * channels * (len(self.before) + 1)
+        self.channels, self.reach, self.ahead = channels, reach, ahead
+        self.margin = max(reach, ahead)
+        self.before = [(i, j) for i in range(-reach, 0) for j in range(-reach, reach + 1)]
+        self.before += [(0, j) for j in range(-reach, 0)]  # rows and columns away
+        self.after = [(0, j) for j in range(1, ahead + 1)]
+        self.after += [(i, j) for i in range(1, ahead + 1) for j in range(-ahead, ahead + 1)]
+        shown = 2 * channels * (len(self.before) + 1) + channels * len(self.after)
         self.known = nn.Linear(features, width)
         self.seen = nn.Linear(shown, width)
         self.guess = zeroed(nn.Linear(shown, channels)) if guess else None
@@ -93,19 +98,25 @@ class Neighbours(nn.Module):
 
     def _shown(self, framed: Framed) -> tuple[Pixels, Float[Tensor, "N H W D"]]:
         """The point midway between left and above, and all a pixel is shown of what is near it."""
-        reach, channels = self.reach, self.channels
-        height, width = framed.shape[-2] - reach, framed.shape[-1] - 2 * reach
+        channels, above, around = self.channels, self.reach, self.margin
+        height = framed.shape[-2] - above - self.ahead
+        width = framed.shape[-1] - 2 * around
 
         def at(i: int, j: int) -> Tensor:
+            i, j = above + i, around + j
             return framed[:, :, i : i + height, j : j + width]
 
-        midway = (at(reach - 1, reach) + at(reach, reach - 1))[:, :channels] / 2
-        expected = at(reach, reach)[:, channels:]
+        midway = (at(-1, 0) + at(0, -1))[:, :channels] / 2
+        expected = at(0, 0)[:, channels:]
         centre = torch.cat([midway, expected], dim=1)
         near = torch.stack([at(i, j) - centre for i, j in self.before], dim=1)
         near = _GAIN * near.unflatten(2, (2, channels)).flatten(1, 2)
         level = torch.stack([midway, _GAIN * (expected - midway)], dim=1)
-        shown = torch.cat([near, level], dim=1)  # (N, K, C, H, W)
+        shown = [near, level]
+        if self.after:
+            later = torch.stack([at(i, j)[:, channels:] for i, j in self.after], dim=1)
+            shown.append(_GAIN * (later - expected[:, None]))
+        shown = torch.cat(shown, dim=1)  # (N, K, C, H, W)
         if channels == 3:
             red, green, blue = shown.unbind(2)
             shown = torch.stack([green, _GAIN * (red - green), _GAIN * (blue - green)], dim=2)
@@ -113,7 +124,7 @@ class Neighbours(nn.Module):
 
     def _framed(self, expected: Pixels, images: Pixels) -> Framed:
         """On [-1, 1], with zeros where there is nothing before."""
-        around = (self.reach, self.reach, self.reach, 0)
+        around = (self.margin, self.margin, self.reach, self.ahead)
         return F.pad(2 * torch.cat([images, expected], dim=1) - 1, around)
 
     @torch.no_grad()
@@ -126,12 +137,12 @@ class Neighbours(nn.Module):
         """Images pixel by pixel, in the order of reading: `sample` draws one, (N, C, 1, 1), from
         its parameters and the guess at it."""
         height, width = features.shape[-2:]
-        images, reach = torch.zeros_like(expected), self.reach
+        images, above, around = torch.zeros_like(expected), self.reach, self.margin
         framed = self._framed(expected, images)
         for i in range(height):
             for j in range(width):
-                near = framed[:, :, i : i + reach + 1, j : j + 2 * reach + 1]
+                near = framed[:, :, i : i + above + 1 + self.ahead, j : j + 2 * around + 1]
                 drawn = sample(*self._told(features[:, :, i : i + 1, j : j + 1], near))[:, :, 0, 0]
                 images[:, :, i, j] = drawn
-                framed[:, : self.channels, reach + i, reach + j] = 2 * drawn - 1
+                framed[:, : self.channels, above + i, around + j] = 2 * drawn - 1
         return images
