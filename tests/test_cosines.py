@@ -69,8 +69,18 @@ def test_the_more_are_kept_the_nearer_the_picture(image: tuple[int, int, int]):
 
 
 def test_numbers_are_of_the_size_a_tanh_keeps():
-    numbers = ToCosines(24, (3, 8, 8))(smooth((3, 8, 8), 64))
-    assert 0.02 < numbers.std() < 1
+    """Of the first, brightness: all of black and all of white, whose numbers are the largest."""
+    net = ToCosines(24, (3, 8, 8))
+    numbers = net(torch.stack([torch.zeros(3, 8, 8), torch.ones(3, 8, 8)]))
+    torch.testing.assert_close(numbers[0], -numbers[1])
+    assert (numbers[:, 1:].abs() < 1e-5).all() and 0.2 < numbers[1, 0] < 2.5
+    assert 0.05 < net(smooth((3, 8, 8), 64)).abs().amax(0)[:4].min()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_they_have_the_precision_of_their_model(dtype: torch.dtype):
+    there, back = ToCosines(6, (1, 4, 4)).to(dtype), FromCosines(6, (1, 4, 4)).to(dtype)
+    assert back(there(torch.rand(2, 1, 4, 4))).dtype == dtype
 
 
 def test_they_learn_slowly_and_in_full_precision():

@@ -1044,7 +1044,8 @@ def test_a_batch_is_addressed_and_recalled_as_its_episodes_are(any_model: Kanerv
 def test_training_also_pays_for_a_sketch_of_the_memory_alone(name: str):
     """From a z that is drawn from p, as the bound's is from q."""
     model = deepcopy(awake(name)).train()
-    images = draw(model.config, 2, 4)
+    model.config = replace(model.config, memory=replace(model.config.memory, unwritten=0.25))
+    images = draw(model.config, 2, 4)  # the last of each four is not written, and sketched too
     with torch.random.fork_rng():
         torch.manual_seed(3)
         outputs = model(images)
@@ -1087,7 +1088,7 @@ def test_a_new_model_gives_back_an_outline():
 
 def test_drawn_pixels_have_the_means_of_their_likelihood():
     """Of pixels that see no neighbours, on average; of those that do, likely under their own."""
-    for name in ("hard-grey", "hard-near"):
+    for name in ("hard-grey", "hard-near", "hard-outline"):
         model, noise = awake(name), torch.Generator().manual_seed(0)
         readout = model.read(model.write(draw(model.config, 3)), torch.zeros(3, 2))
         many = model.draw_pixels(readout.repeat(200, 1, 1), noise)
@@ -1103,7 +1104,7 @@ def test_drawn_pixels_have_the_means_of_their_likelihood():
             assert own > rolled + 1
 
 
-@pytest.mark.parametrize("name", ["hard-grey", "hard-near"])
+@pytest.mark.parametrize("name", ["hard-grey", "hard-near", "hard-outline"])
 def test_generating_can_draw_pixels(name: str):
     model = awake(name)
     memory = model.write(draw(model.config, 4))
@@ -1136,6 +1137,10 @@ def test_familiarity_is_the_best_block_less_no_block(any_model: KanervaHeap):
         found = any_model.address(memory, images).log_likelihood.amax(-1)
         torch.testing.assert_close(held, found, rtol=1e-4, atol=1e-3)
     assert bool((any_model.familiarity(any_model.empty(2), images) == -torch.inf).all())
+    half = Memory.stack([memory[0], any_model.empty()])
+    mixed = any_model.familiarity(half, images)
+    torch.testing.assert_close(mixed[0], known[0], rtol=1e-4, atol=1e-3)
+    assert bool((mixed[1] == -torch.inf).all())
     assert known.shape == (2, 4)
     torch.testing.assert_close(known, expected, rtol=1e-4, atol=1e-3)
     one = any_model.familiarity(memory[1], images[1])
@@ -1545,6 +1550,21 @@ def test_what_is_left_unwritten_is_not_in_the_memory(kind: str, monkeypatch):
         model.eval()
         whole = model.write_episode(images, maps)[0]
         assert not torch.equal(whole, one)
+
+
+def test_an_unwritten_images_pixels_are_not_in_the_memory_either():
+    """With an outline a block sees pixels themselves."""
+    model = deepcopy(awake("hard-outline")).train()
+    model.config = replace(model.config, memory=replace(model.config.memory, unwritten=0.25))
+    images = draw(model.config, 2, 8)
+    changed = images.clone()
+    changed[:, 6:] = 1 - changed[:, 6:]
+    with torch.no_grad():
+        maps = model.encoder(images)
+        one, two = (model.write_episode(x, maps, stream(1))[0] for x in (images, changed))
+        assert torch.equal(one, two)
+        changed[:, 5] = 1 - changed[:, 5]
+        assert not torch.equal(model.write_episode(changed, maps, stream(1))[0], one)
 
 
 def test_blocks_are_noisy_in_training_only():

@@ -172,20 +172,24 @@ def test_a_drawn_image_is_one_that_the_likelihood_scores(neighbours: int):
     assert MIXTURE.log_prob(made.eval()(readout, drawn), drawn).isfinite().all()
 
 
-@pytest.mark.parametrize("likelihood", [Bernoulli(), MIXTURE], ids=["binary", "colour"])
+@pytest.mark.parametrize(
+    "likelihood, outline, ahead",
+    [(Bernoulli(), 0, 0), (MIXTURE, 0, 0), (MIXTURE, 6, 3)],
+    ids=["binary", "colour", "outline"],
+)
 @pytest.mark.parametrize("height, width", [(8, 9), (5, 7)])
 def test_no_pixel_of_a_likelihood_sees_itself_or_a_later_one(
-    likelihood: Likelihood, height: int, width: int
+    likelihood: Likelihood, outline: int, ahead: int, height: int, width: int
 ):
     """By any path: slopes of each pixel's parameters in all pixels, through the whole decoder."""
-    config = DecoderConfig(base=16, depth=1, neighbours=2, near_width=8, near_depth=2)
+    config = DecoderConfig(base=16, depth=1, neighbours=2, ahead=ahead, near_width=8, near_depth=2)
     readout = ReadoutConfig(size=4, channels=2)
-    made = SpatialDecoder(config, readout, likelihood, (3, height, width))
+    made = SpatialDecoder(config, readout, likelihood, (3, height, width), outline)
     with torch.no_grad():
         for parameter in made.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
     images = torch.rand(1, 2, 3, height, width, requires_grad=True)
-    z = torch.randn(1, 2, 4 + 2 * made.side[0] * made.side[1])
+    z = torch.randn(1, 2, 4 + 2 * made.side[0] * made.side[1] + outline)
     output = made(z, images)
     seen = 0
     for i, j in product(range(height), range(width)):

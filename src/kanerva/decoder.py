@@ -14,7 +14,6 @@ from kanerva.layers.residual import NormSiLU, residual_stack
 from kanerva.likelihoods import Likelihood
 from kanerva.shapes import DecoderOutput, Episode, Readout
 
-_INSIDE = 0.999  # ours: a number of a block as far as its tanh can be taken back
 _NARROWEST = 16  # ours: feature maps are halved per layer, but not below this
 
 
@@ -140,6 +139,5 @@ class SpatialDecoder(nn.Module):
         pixels = self.stack(sum(parts[1:], parts[0]))[..., : self.height, : self.width]
         sketch, features = pixels[:, : self.outputs], pixels[:, self.outputs :]
         if self.outline is not None:
-            inside = outline.float().clamp(-_INSIDE, _INSIDE)
-            sketch = self._about(sketch, self.outline(inside.atanh()))
+            sketch = self._about(sketch, self.outline(outline))
         return sketch, features

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from kanerva.config import MemoryConfig, ReadoutConfig
-from kanerva.distributions import DiagonalNormal
+from kanerva.distributions import DiagonalNormal, Held
 from kanerva.layers.dense import deep_linear
 from kanerva.layers.evonorm import EvoNormS0
 from kanerva.layers.residual import residual_stack, zeroed
@@ -88,6 +88,7 @@ class Reading:
 
 
 _SURE = -6.0  # ln of the standard deviation with which a trace is taken for what it is
+_INSIDE = 0.999  # a number of a block as far as its tanh can be taken back
 
 
 class SpatialReadout(nn.Module):
@@ -100,7 +101,7 @@ class SpatialReadout(nn.Module):
         mean = mu_p + sigma_p * delta,   std = sigma_p * exp(rho),   delta = rho = 0 at first
 
     so KL z starts at zero and grows only by what a sample knows beyond its block. With an outline
-    z has a third part, the trace itself, as sure in q as in p.
+    z has a third part, the trace itself before its tanh, as sure in q as in p.
     """
 
     def __init__(
@@ -164,7 +165,8 @@ class SpatialReadout(nn.Module):
         values, priors, sources = [], [], []
         for (part, shape), value in zip(self.shapes.items(), given, strict=True):
             if part == "outline":
-                mean = traces.flatten(2).float()
+                inside = Held.apply(traces.flatten(2).float(), -_INSIDE, _INSIDE)
+                mean = inside.atanh()  # pyright: ignore
                 prior = DiagonalNormal(mean, torch.full_like(mean, _SURE))
             else:
                 prior = DiagonalNormal.from_network(self.p[part](known).unflatten(0, lead), dim=2)

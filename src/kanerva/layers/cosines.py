@@ -82,7 +82,7 @@ class ToCosines(_Linear):
 
     def forward(self, images: Pixels) -> Numbers:
         with torch.autocast(images.device.type, enabled=False):
-            return (images.float() - 0.5).flatten(1) @ self.matrix.T
+            return (images.to(self.start.dtype) - 0.5).flatten(1) @ self.matrix.T
 
 
 class FromCosines(_Linear):
@@ -94,4 +94,5 @@ class FromCosines(_Linear):
 
     def forward(self, numbers: Numbers) -> Pixels:
         with torch.autocast(numbers.device.type, enabled=False):
-            return 0.5 + (numbers.float() @ self.matrix).unflatten(-1, self.image)
+            pixels = numbers.to(self.start.dtype) @ self.matrix
+            return 0.5 + pixels.unflatten(-1, self.image)

@@ -356,7 +356,8 @@ class KanervaHeap(MemoryModel):
         """How much better the best block held explains an image than no block does: nats.
 
         Large for what was written, smaller for what was not (below zero on binary sets):
-        ln p(x | best block) less what an empty place gives, both at means: a score, not a bound.
+        ln p(x | the block whose sketch is nearest) less what an empty place gives, both at means: a
+        score, not a bound.
         """
         episode, best = self.as_episodes(images), self.address(memory, images).slots
         maps, (owners, points) = self.as_maps(memory), self._books(memory)
