@@ -1,5 +1,6 @@
 """Pixels that see those before them: nothing of the future, and a likelihood that sums to one."""
 
+from collections.abc import Iterator
 from itertools import product
 
 import pytest
@@ -37,21 +38,25 @@ def shown(count: int, channels: int, height: int, width: int) -> tuple[Tensor, T
     return torch.randn(count, 5, height, width), pixels[0], pixels[1]
 
 
+def sees(made: Neighbours, which: int) -> Iterator[tuple[int, int, list[bool], tuple]]:
+    """Each number of one input in turn is changed: how far down and right of an output it lies,
+    and whether that output's parameters and guess move."""
+    inputs = shown(1, 1, HEIGHT, WIDTH)
+    before = torch.cat(made(*inputs), dim=1)
+    for i, j in product(range(HEIGHT), range(WIDTH)):
+        changed = [one.clone() for one in inputs]
+        changed[which][0, 0, i, j] += 0.5
+        moved = (torch.cat(made(*changed), dim=1) != before)[0]
+        for a, b in product(range(HEIGHT), range(WIDTH)):
+            yield i - a, j - b, moved[:, a, b].tolist(), (i, j, a, b)
+
+
 @pytest.mark.parametrize("reach, ahead", [(1, 0), (2, 0), (3, 0), (2, 1), (1, 2)])
 def test_a_pixel_sees_its_neighbourhood_and_nothing_else(reach: int, ahead: int):
-    """Each pixel in turn is changed: which outputs move?"""
-    made, (features, expected, images) = net(reach=reach, ahead=ahead), shown(1, 1, HEIGHT, WIDTH)
-    before = torch.cat(made(features, expected, images), dim=1)
-    for i, j in product(range(HEIGHT), range(WIDTH)):
-        other = images.clone()
-        other[0, 0, i, j] += 0.5
-        moved = (torch.cat(made(features, expected, other), dim=1) != before)[0]
-        for a, b in product(range(HEIGHT), range(WIDTH)):
-            down, right = a - i, b - j
-            same_row = down == 0 and 0 < right <= reach
-            below = 0 < down <= reach and abs(right) <= reach
-            for part in range(2):  # parameters, guess
-                assert moved[part, a, b] == (same_row or below), (part, i, j, a, b)
+    for down, right, moved, where in sees(net(reach=reach, ahead=ahead), which=2):
+        same_row = down == 0 and -reach <= right < 0
+        above = -reach <= down < 0 and abs(right) <= reach
+        assert moved == [same_row or above] * 2, where
 
 
 def test_features_speak_for_their_own_pixel():
@@ -70,19 +75,9 @@ def test_features_speak_for_their_own_pixel():
 
 @pytest.mark.parametrize("reach, ahead", [(2, 1), (1, 2)])
 def test_what_is_expected_is_seen_on_all_sides(reach: int, ahead: int):
-    """What is expected of each pixel in turn is changed: which outputs move?"""
-    made, (features, expected, images) = net(reach=reach, ahead=ahead), shown(1, 1, HEIGHT, WIDTH)
-    before = torch.cat(made(features, expected, images), dim=1)
-    for i, j in product(range(HEIGHT), range(WIDTH)):
-        other = expected.clone()
-        other[0, 0, i, j] += 0.5
-        moved = (torch.cat(made(features, other, images), dim=1) != before)[0]
-        for a, b in product(range(HEIGHT), range(WIDTH)):
-            down, right = i - a, j - b  # where it lies, seen from the output
-            far = reach if (down, right) < (0, 0) else ahead
-            near = max(abs(down), abs(right)) <= far
-            for part in range(2):  # parameters, guess
-                assert moved[part, a, b] == near, (part, i, j, a, b)
+    for down, right, moved, where in sees(net(reach=reach, ahead=ahead), which=1):
+        far = reach if (down, right) < (0, 0) else ahead
+        assert moved == [max(abs(down), abs(right)) <= far] * 2, where
 
 
 @pytest.mark.parametrize("ahead", [0, 2])

@@ -33,6 +33,11 @@ class Held(torch.autograd.Function):
         return slope.masked_fill(outward, 0.0), None, None
 
 
+def held(x: Tensor, low: float, high: float) -> Tensor:
+    """`Held`, called like `clamp`."""
+    return Held.apply(x, low, high)  # pyright: ignore[reportReturnType]
+
+
 @dataclass(frozen=True)
 class DiagonalNormal:
     """N(mean, diag std^2); every dimension after (B, T) is one event.
@@ -48,7 +53,7 @@ class DiagonalNormal:
     def from_network(cls, output: Float[Tensor, "B T *two_l"], dim: int = -1) -> "DiagonalNormal":
         """Split a network's last layer into mean and log standard deviation."""
         mean, log_std = output.float().chunk(2, dim=dim)
-        return cls(mean, Held.apply(log_std, *_LOG_STD_RANGE))  # pyright: ignore
+        return cls(mean, held(log_std, *_LOG_STD_RANGE))
 
     @classmethod
     def standard_like(cls, latent: Latent) -> "DiagonalNormal":

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from kanerva.config import MemoryConfig, ReadoutConfig
-from kanerva.distributions import DiagonalNormal, Held
+from kanerva.distributions import DiagonalNormal, held
 from kanerva.layers.dense import deep_linear
 from kanerva.layers.evonorm import EvoNormS0
 from kanerva.layers.residual import residual_stack, zeroed
@@ -165,8 +165,7 @@ class SpatialReadout(nn.Module):
         values, priors, sources = [], [], []
         for (part, shape), value in zip(self.shapes.items(), given, strict=True):
             if part == "outline":
-                inside = Held.apply(traces.flatten(2).float(), -_INSIDE, _INSIDE)
-                mean = inside.atanh()  # pyright: ignore
+                mean = held(traces.flatten(2).float(), -_INSIDE, _INSIDE).atanh()
                 prior = DiagonalNormal(mean, torch.full_like(mean, _SURE))
             else:
                 prior = DiagonalNormal.from_network(self.p[part](known).unflatten(0, lead), dim=2)

@@ -208,7 +208,7 @@ def table(figures: dict[str, Any]) -> list[str]:
         f"{figures['rounds']} drawings of each left out in turn; one seed",
         "elsewhere, models trained on sets of one character, by another protocol, at 20 (not "
         "comparable):",
-        "  " + ", ".join(f"{name} about {nats} nats" for name, nats in REFERENCES.items()),
+        "  " + ", ".join(f"{name} about {cost} nats" for name, cost in REFERENCES.items()),
     ]
 
 

@@ -275,8 +275,7 @@ class KanervaHeap(MemoryModel):
         """q(y|.) of samples that look where `slots` are; a free slot is an unwritten sample's."""
         owners, points = self._books(memory)
         held = owners.gather(1, slots) >= 0
-        at = points.gather(1, slots[..., None].expand(-1, -1, 2))
-        places = Places(at, slots if self.placer.grid is not None else None)
+        places = Places(_of_slots(points, slots), slots if self.placer.grid is not None else None)
         empty = (owners < 0).sum(dim=1).float()
         return self.placer.posterior(places, self.placer.propose(maps), held, empty)
 
@@ -361,7 +360,7 @@ class KanervaHeap(MemoryModel):
         """
         episode, best = self.as_episodes(images), self.address(memory, images).slots
         maps, (owners, points) = self.as_maps(memory), self._books(memory)
-        at = as_normal(points.gather(1, best[..., None].expand(-1, -1, 2)))
+        at = as_normal(_of_slots(points, best))
         known = self.log_likelihood(self._predicted(maps, at), episode)
         nothing = torch.zeros(*episode.shape[:2], *self.writer.shape, device=self.device)
         reading = self.readout(nothing, self.encoder(episode), sample=False)
@@ -551,3 +550,8 @@ class KanervaHeap(MemoryModel):
         if not bool(matches.any(dim=-1).all()) or bool((handles < 0).any()):
             raise UserError("a handle given is not held by this memory")
         return matches.int().argmax(dim=-1)
+
+
+def _of_slots(points: Float[Tensor, "B slots 2"], slots: Int[Tensor, "B T"]) -> Points:
+    """Where these slots lie."""
+    return points.gather(1, slots[..., None].expand(-1, -1, 2))
