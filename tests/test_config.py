@@ -193,7 +193,7 @@ def test_a_hash_without_an_outline_is_as_it_was_before_there_was_one():
     assert plain.config_hash() != outlined.config_hash()
     without = plain if not plain.memory.outline else outlined
     record = Path(__file__).parents[1] / "results/cifar10/kpp-try-near-s0.json"
-    flags = {"neighbours": 3, "sketch": 1.0, "ahead": 0, "near_width": 192}
+    flags = {"neighbours": 3, "sketch": 1.0, "near_width": 192}
     tried = replace(
         without,
         memory=replace(without.memory, capacity=36, noise=0.05),

@@ -52,6 +52,15 @@ def test_an_epoch_uses_no_image_twice_and_epochs_differ():
     assert numbers(training(numbered_set(50), "none", seed=2).batch_at(0)) != epochs[0][:12]
 
 
+def test_some_images_are_from_all_over_the_set():
+    episodes = training(numbered_set(50), "none")
+    assert numbers(episodes.some(5)[None]) == [0, 10, 20, 30, 40]
+    assert numbers(episodes.some(1000)[None]) == list(range(50))
+    assert training(grey_set(50), "threshold").some(9).unique().tolist() == [0.0, 1.0]
+    greys = training(grey_set(50)).some(9)
+    assert greys.max() <= 1 and len(greys.unique()) > 2
+
+
 def test_pixels_are_drawn_afresh_each_epoch():
     whole = training(grey_set(12))  # one step is the whole set
     first, second = whole.batch_at(0), whole.batch_at(1)

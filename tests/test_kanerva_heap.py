@@ -71,7 +71,7 @@ READOUTS = {
 def config_of(name: str) -> ModelConfig:
     """The tiny model called `kind-look`; colour is 10x7, in a memory cells do not divide evenly;
     near is in colour, its pixels seeing their neighbours; outline is near, and its blocks start as
-    their images' lowest cosines."""
+    outlines of their images."""
     kind, look = name.split("-")
     grey = ModelConfig(
         model="kpp",
@@ -85,7 +85,6 @@ def config_of(name: str) -> ModelConfig:
     if look == "grey":
         return grey
     near = DecoderConfig(base=16, depth=1, neighbours=2, near_width=8, near_depth=1)
-    near = replace(near, ahead=1 if look == "outline" else 0)
     size = grey.memory.size + (1 if kind != "deep" else 0)
     return replace(
         grey,
@@ -129,6 +128,7 @@ def woken(config: ModelConfig) -> KanervaHeap:
         model = KanervaHeap(config)
         before = {name: value.clone() for name, value in model.state_dict().items()}
         with torch.no_grad():
+            model.measure(draw(config, 50))
             for parameter in model.parameters():
                 size = 0.1 if parameter.ndim < 2 else max(0.3 * parameter.std().item(), 0.05)
                 parameter.add_(size * torch.randn_like(parameter))
@@ -136,7 +136,7 @@ def woken(config: ModelConfig) -> KanervaHeap:
                 count, last = config.likelihood.components, model.decoder.stack[-2].bias
                 last.view(-1, 4)[: 10 * count].view(10, count, 4)[4:7] += 1.6
                 if model.decoder.near is not None:
-                    model.decoder.near.last.bias.view(10, count)[4:7] += 3
+                    model.decoder.near.last.bias.view(10, count)[4:7] += 3.5
             for part in model.readout.q.values():
                 mean, log_std = part[-1].bias.chunk(2)
                 mean.add_(0.5 * torch.randn_like(mean))
@@ -1066,7 +1066,7 @@ def test_training_also_pays_for_a_sketch_of_the_memory_alone(name: str):
 
 
 def test_a_new_model_gives_back_an_outline():
-    """Before anything is learned blocks hold the lowest cosines, and a sketch is near the picture
+    """Before anything is learned blocks hold outlines, and a sketch is near the picture
     that they tell; q says of them what p says."""
     config = config_of("hard-outline")
     model = KanervaHeap(replace(config, memory=replace(config.memory, size=24))).eval()
@@ -1084,6 +1084,29 @@ def test_a_new_model_gives_back_an_outline():
     assert (back - images).square().mean().sqrt() < 0.12 < images.std()
     assert (reading.sources[-1].mean - reading.priors[-1].mean).abs().max() == 0
     assert reading.readout.shape[-1] == model.read(memory, torch.zeros(1, 2, 2)).shape[-1]
+
+
+def test_a_measured_model_starts_nearer_to_its_images():
+    """An outline in their own units, and a guess from it; a model without one takes nothing."""
+    noise = torch.Generator().manual_seed(0)
+    smooth = torch.nn.functional.interpolate(
+        0.3 * torch.rand(64, 3, 5, 4, generator=noise), (10, 7), mode="bilinear"
+    )
+    images = (255 * smooth).round().view(2, 32, 3, 10, 7) / 255
+    config = config_of("hard-outline")
+    config = replace(config, memory=replace(config.memory, size=48, capacity=36))
+    model = KanervaHeap(config).eval()
+    with torch.no_grad():
+        before = model.elbo(images, generator=stream(0)).elbo
+        model.measure(images[0])
+        blocks = block_of(model, images)
+        after = model.elbo(images, generator=stream(0)).elbo
+    assert blocks.mean(dim=(0, 1)).abs().max() < 0.5 and 0.2 < blocks.std() < 0.5
+    assert after[1].mean() > before[1].mean() + 20  # of images that were not measured
+    plain = KanervaHeap(config_of("hard-near"))
+    weights = deepcopy(plain.state_dict())
+    plain.measure(images[0])
+    assert all(torch.equal(value, weights[name]) for name, value in plain.state_dict().items())
 
 
 def test_drawn_pixels_have_the_means_of_their_likelihood():

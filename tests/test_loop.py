@@ -56,15 +56,18 @@ def test_training_lowers_the_bound(tmp_path: Path, small_run: RunConfig, mnist_r
     assert found[-1] < found[0] - 20
 
 
-@pytest.mark.parametrize("variant", ["store", "generate"])
+@pytest.mark.parametrize("variant", ["store", "generate", "grey"])
 def test_kpp_learns_and_resumes_to_the_same_weights(tmp_path: Path, mnist_root: Path, variant: str):
-    """Deals, unwritten samples, block noise, averaged weights: all from the step's own stream."""
-    start = preset("mnist", variant=variant)
+    """Deals, unwritten samples, block noise, averaged weights: all from the step's own stream; and
+    what grey levels are measured by is taken once."""
+    grey = variant == "grey"
+    start = preset("fashion_mnist") if grey else preset("mnist", variant=variant)
     config = replace(
         start,
+        data=replace(start.data, set="mnist"),
         encoder=replace(start.encoder, width=8, depth=1),
         memory=replace(start.memory, noise=0.1),
-        decoder=replace(start.decoder, base=16, depth=1),
+        decoder=replace(start.decoder, base=16, depth=1, near_width=8, near_depth=1),
         readout=replace(start.readout, prior_width=8),
         episode_length=8,
         batch=4,
@@ -80,6 +83,10 @@ def test_kpp_learns_and_resumes_to_the_same_weights(tmp_path: Path, mnist_root: 
     assert_same_weights(whole, pieces)
     found = [float(r["nll"]) for r in rows(whole) if r["split"] == "validation"]
     assert found[-1] < found[0] - 20
+    if grey:
+        state = load_file(whole / "checkpoints/last/model.safetensors")
+        assert state["writer.outline.spread"].std() > 0
+        assert torch.equal(state["writer.outline.middle"], state["decoder.outline.middle"])
 
 
 @pytest.mark.parametrize("ema", [0.0, 0.9])

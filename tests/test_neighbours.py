@@ -10,18 +10,21 @@ from torch import Tensor
 from kanerva.config import DecoderConfig, LikelihoodConfig, ReadoutConfig, RunConfig
 from kanerva.decoder import SpatialDecoder
 from kanerva.errors import UserError
-from kanerva.layers.neighbours import Neighbours
+from kanerva.layers.neighbours import BoxedLinear, Neighbours
 from kanerva.likelihoods import Bernoulli, Likelihood, make_likelihood
 from kanerva.presets import preset
 
 HEIGHT, WIDTH = 6, 7
+ONE = (1, 1)
 MIXTURE = make_likelihood(LikelihoodConfig(kind="logistic_mixture", components=2))
 
 
-def net(channels: int = 1, outputs: int = 1, reach: int = 2, ahead: int = 0) -> Neighbours:
+def net(
+    channels: int = 1, outputs: int = 1, reach: int = 2, box: tuple[int, int] = ONE
+) -> Neighbours:
     """With nothing at its initial value: a fresh residual block does nothing."""
     sizes = {"features": 5, "outputs": outputs, "width": 8, "depth": 2}
-    made = Neighbours(channels=channels, reach=reach, ahead=ahead, **sizes)
+    made = Neighbours(channels=channels, reach=reach, box=box, **sizes)
     with torch.no_grad():
         for parameter in made.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
@@ -51,9 +54,9 @@ def sees(made: Neighbours, which: int) -> Iterator[tuple[int, int, list[bool], t
             yield i - a, j - b, moved[:, a, b].tolist(), (i, j, a, b)
 
 
-@pytest.mark.parametrize("reach, ahead", [(1, 0), (2, 0), (3, 0), (2, 1), (1, 2)])
-def test_a_pixel_sees_its_neighbourhood_and_nothing_else(reach: int, ahead: int):
-    for down, right, moved, where in sees(net(reach=reach, ahead=ahead), which=2):
+@pytest.mark.parametrize("reach, box", [(1, ONE), (2, ONE), (3, ONE), (2, (2, 2)), (1, (4, 2))])
+def test_a_pixel_sees_its_neighbourhood_and_nothing_else(reach: int, box: tuple[int, int]):
+    for down, right, moved, where in sees(net(reach=reach, box=box), which=2):
         same_row = down == 0 and -reach <= right < 0
         above = -reach <= down < 0 and abs(right) <= reach
         assert moved == [same_row or above] * 2, where
@@ -73,17 +76,62 @@ def test_features_speak_for_their_own_pixel():
         assert moved[part].nonzero().tolist() == here + [[3, 3], [4, 1], [4, 2], [4, 3]]
 
 
-@pytest.mark.parametrize("reach, ahead", [(2, 1), (1, 2)])
-def test_what_is_expected_is_seen_on_all_sides(reach: int, ahead: int):
-    for down, right, moved, where in sees(net(reach=reach, ahead=ahead), which=1):
-        far = reach if (down, right) < (0, 0) else ahead
-        assert moved == [max(abs(down), abs(right)) <= far] * 2, where
+@pytest.mark.parametrize("box", [(1, 1), (2, 1), (4, 2)])
+@pytest.mark.parametrize("corner", [(0, 0), (3, 1)])
+def test_each_place_of_a_box_has_weights_of_its_own(box: tuple[int, int], corner: tuple[int, int]):
+    """Against a plain product, pixel by pixel; pictures need not be whole boxes."""
+    layer, x = BoxedLinear(5, 3, box), torch.randn(2, HEIGHT, WIDTH, 5)
+    weights, biases = layer.weight.view(*box, 3, 5), layer.bias.view(*box, 3)
+    made = layer(x, corner)
+    assert made.shape == (2, HEIGHT, WIDTH, 3)
+    for i, j in product(range(HEIGHT), range(WIDTH)):
+        place = (corner[0] + i) % box[0], (corner[1] + j) % box[1]
+        torch.testing.assert_close(made[:, i, j], x[:, i, j] @ weights[place].T + biases[place])
 
 
-@pytest.mark.parametrize("ahead", [0, 2])
-def test_the_probabilities_of_all_images_sum_to_one(ahead: int):
+@pytest.mark.parametrize("box", [(1, 1), (2, 1), (4, 2)])
+def test_fitted_weights_are_those_of_least_squares(box: tuple[int, int]):
+    """In pieces as at once, place by place; pixels beyond whole boxes are left out."""
+    noise = torch.Generator().manual_seed(0)
+    x, y = torch.randn(60, 9, 7, 4, generator=noise), torch.randn(60, 9, 7, 2, generator=noise)
+    layer = BoxedLinear(4, 2, box)
+    layer.fit([(x[:10], y[:10]), (x[10:], y[10:])])
+    for a, b in product(range(box[0]), range(box[1])):
+        inputs, outputs = (
+            one[:, a : 9 // box[0] * box[0] : box[0], b : 7 // box[1] * box[1] : box[1]]
+            for one in (x, y)
+        )
+        inputs = torch.cat([inputs, torch.ones_like(inputs[..., :1])], dim=-1).flatten(0, 2)
+        best = torch.linalg.lstsq(inputs, outputs.flatten(0, 2)).solution
+        weight, bias = layer.weight.view(*box, 2, 4)[a, b], layer.bias.view(*box, 2)[a, b]
+        torch.testing.assert_close(torch.cat([weight.T, bias[None]]), best, rtol=1e-3, atol=1e-4)
+
+
+def test_a_measured_guess_is_nearer_than_midway():
+    """Where pictures are smooth and an outline is told, and on pictures it has not seen."""
+    noise = torch.Generator().manual_seed(0)
+    wild = torch.rand(400, 3, 16, 16, generator=noise)
+    images = torch.nn.functional.avg_pool2d(wild, 3, stride=1)[..., :12, :12]
+    outline = torch.nn.functional.avg_pool2d(images, 2).repeat_interleave(2, -1)
+    outline = outline.repeat_interleave(2, -2)
+    made = Neighbours(channels=3, features=5, outputs=2, reach=2, width=8, depth=1, box=(2, 2))
+    features = torch.zeros(400, 5, 12, 12)
+
+    def error(part: slice) -> Tensor:
+        _, guess = made(features[part], outline[part], images[part])
+        return (guess - images[part]).square().mean(dim=(0, 1)).sqrt()
+
+    before = error(slice(300, 400))
+    made.measure(outline[:300], images[:300])
+    after = error(slice(300, 400))
+    assert (after.mean() < 0.5 * before.mean()).item()
+    assert after[1::2, 1::2].max() < 1e-3  # the last of its box, which its mean gives away
+
+
+@pytest.mark.parametrize("box", [(1, 1), (2, 2)])
+def test_the_probabilities_of_all_images_sum_to_one(box: tuple[int, int]):
     """Of 2^6 binary ones: each pixel's may depend on the others only through those before it."""
-    made, (features, expected, _) = net(ahead=ahead), shown(1, 1, 2, 3)
+    made, (features, expected, _) = net(box=box), shown(1, 1, 2, 3)
     every = torch.tensor(list(product([0.0, 1.0], repeat=6))).view(-1, 1, 2, 3)
     features, expected = (part.expand(64, -1, -1, -1) for part in (features, expected))
     output, _ = made(features, expected, every)
@@ -93,10 +141,10 @@ def test_the_probabilities_of_all_images_sum_to_one(ahead: int):
     assert (Bernoulli().log_prob(moved[None], every[None]) - log_prob).abs().max() > 0.05
 
 
-@pytest.mark.parametrize("channels, ahead", [(1, 0), (3, 0), (3, 1), (1, 3)])
-def test_drawing_follows_the_density(channels: int, ahead: int):
+@pytest.mark.parametrize("channels, box", [(1, ONE), (3, ONE), (3, (2, 2)), (1, (4, 2))])
+def test_drawing_follows_the_density(channels: int, box: tuple[int, int]):
     """Drawn without chance, an image is what its own parameters say of it, pixel for pixel."""
-    made = net(channels=channels, outputs=channels, ahead=ahead)
+    made = net(channels=channels, outputs=channels, box=box)
     features, expected, _ = shown(4, channels, HEIGHT, WIDTH)
 
     def mean(output: Tensor, guess: Tensor) -> Tensor:
@@ -168,16 +216,16 @@ def test_a_drawn_image_is_one_that_the_likelihood_scores(neighbours: int):
 
 
 @pytest.mark.parametrize(
-    "likelihood, outline, ahead",
-    [(Bernoulli(), 0, 0), (MIXTURE, 0, 0), (MIXTURE, 6, 3)],
+    "likelihood, outline",
+    [(Bernoulli(), 0), (MIXTURE, 0), (MIXTURE, 6)],
     ids=["binary", "colour", "outline"],
 )
 @pytest.mark.parametrize("height, width", [(8, 9), (5, 7)])
 def test_no_pixel_of_a_likelihood_sees_itself_or_a_later_one(
-    likelihood: Likelihood, outline: int, ahead: int, height: int, width: int
+    likelihood: Likelihood, outline: int, height: int, width: int
 ):
     """By any path: slopes of each pixel's parameters in all pixels, through the whole decoder."""
-    config = DecoderConfig(base=16, depth=1, neighbours=2, ahead=ahead, near_width=8, near_depth=2)
+    config = DecoderConfig(base=16, depth=1, neighbours=2, near_width=8, near_depth=2)
     readout = ReadoutConfig(size=4, channels=2)
     made = SpatialDecoder(config, readout, likelihood, (3, height, width), outline)
     with torch.no_grad():
@@ -216,7 +264,5 @@ def test_neighbours_are_for_kpp():
         RunConfig(model="kpp-paper", decoder=DecoderConfig(neighbours=3))
     with pytest.raises(UserError, match="neighbours must not be negative"):
         DecoderConfig(neighbours=-1)
-    with pytest.raises(UserError, match="which are 0"):
-        DecoderConfig(ahead=1)
     with pytest.raises(UserError, match="sketch must not be negative"):
         DecoderConfig(sketch=-1.0)

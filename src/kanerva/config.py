@@ -76,7 +76,7 @@ class MemoryConfig:
     capacity: int = 36  # kpp, ours: blocks there is room for; a grid of cells
     unwritten: float = 0.0  # kpp, ours: share of each training episode not written; 1: a VAE
     noise: float = 0.0  # kpp, ours: of blocks while training, as a share of their range [-1, 1]
-    outline: bool = False  # kpp, ours: blocks start as their image's lowest cosines; 8-bit pixels
+    outline: bool = False  # kpp, ours: blocks start as an outline of their image; 8-bit pixels
     locality: float = 0.0  # kpp, ours: weight of the loss that alone trains transport's keys
 
     def __post_init__(self) -> None:
@@ -140,18 +140,15 @@ class DecoderConfig:
     layers: int = 3  # ours: doublings of the side
     depth: int = 2  # kpp, ours: residual blocks at each of its two resolutions
     neighbours: int = 0  # kpp, ours: how far a pixel sees up, and to the sides there; 0: not
-    ahead: int = 0  # ours: how far such a pixel sees, on all sides, what z alone expects there
     near_width: int = 128  # ours: features of a pixel that sees its neighbours
     near_depth: int = 4  # ours: residual blocks of each such pixel
     sketch: float = 1.0  # ours: weight, in training, of the same pixels without their neighbours
 
     def __post_init__(self) -> None:
         _positive(self, "base", "layers", "depth", "near_width", "near_depth")
-        for name in ("neighbours", "ahead", "sketch"):
+        for name in ("neighbours", "sketch"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise UserError(f"decoder.{name} must not be negative, got {getattr(self, name)}")
-        if self.ahead and not self.neighbours:
-            raise UserError("decoder.ahead is for pixels that see decoder.neighbours, which are 0")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -323,8 +320,6 @@ class RunConfig(ModelConfig):
         if not self.decoder.neighbours:  # as it was before pixels could see any
             for name in ("neighbours", "near_width", "near_depth", "sketch"):
                 del content["decoder"][name]
-        if not self.decoder.ahead:
-            del content["decoder"]["ahead"]  # as it was before there was one
         if not self.memory.outline:
             del content["memory"]["outline"]  # as it was before there was one
         if self.model not in ROWED:

@@ -7,7 +7,7 @@ from torch import nn
 
 from kanerva.config import DecoderConfig, ReadoutConfig
 from kanerva.encoder import quarter
-from kanerva.layers.cosines import FromCosines
+from kanerva.layers.cosines import FromCosines, box, shares
 from kanerva.layers.evonorm import EvoNormS0
 from kanerva.layers.neighbours import Features, Neighbours, Parameters, Pixels
 from kanerva.layers.residual import NormSiLU, residual_stack
@@ -60,7 +60,7 @@ class SpatialDecoder(nn.Module):
         image: tuple[int, int, int],
         outline: int = 0,
     ) -> None:
-        """`outline` numbers of the readout, its last ones, are lowest cosines."""
+        """`outline` numbers of the readout, its last ones, are an outline's."""
         super().__init__()
         self.likelihood = likelihood
         self.outline = FromCosines(outline, image) if outline else None
@@ -81,9 +81,9 @@ class SpatialDecoder(nn.Module):
                 features=config.near_width,
                 outputs=outputs,
                 reach=config.neighbours,
-                ahead=config.ahead,
                 width=config.near_width,
                 depth=config.near_depth,
+                box=_box(outline, image, config.neighbours) if outline else (1, 1),
                 guess=likelihood.has_means,
             )
             likelihood.settle(self.near.last.weight, self.near.last.bias, 0.05)
@@ -141,3 +141,11 @@ class SpatialDecoder(nn.Module):
         if self.outline is not None:
             sketch = self._about(sketch, self.outline(outline))
         return sketch, features
+
+
+def _box(outline: int, image: tuple[int, int, int], reach: int) -> tuple[int, int]:
+    """The largest box of an outline's that a pixel sees all of."""
+    down, across = box(min(shares(outline, image)), *image[1:])
+    while max(down, across) > reach + 1:
+        down, across = (down // 2, across) if down > across else (down, across // 2)
+    return down, across

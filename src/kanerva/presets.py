@@ -148,20 +148,20 @@ def store(run: RunConfig) -> RunConfig:
 
 
 def in_levels(run: RunConfig) -> RunConfig:
-    """8-bit pixels: they see their neighbours, and blocks hold finer levels. A pixel is a sample
+    """8-bit pixels: they see their neighbours, and blocks start as outlines. A pixel is a sample
     here, so few images make a step, and many steps a run; gradients are as large as the nats."""
     channels, height, _ = run.image
     grey, large = channels == 1, height > 32
     return replace(
         run,
-        memory=replace(run.memory, capacity=32, noise=0.003),
+        memory=replace(run.memory, capacity=32, noise=0.0023, outline=True),
         readout=replace(run.readout, size=0),
         decoder=replace(
             run.decoder, neighbours=3, near_width=96 if large else 128 if grey else 192
         ),
         optim=replace(run.optim, clip=1e5),
         batch=2 if large else 4,
-        steps=10_000 if grey else 12_000 if large else 18_000,
+        steps=24_000 if grey else 12_000 if large else 36_000,
         validate_every=1500 if large else 2000,
     )
 

@@ -87,8 +87,8 @@ class Reading:
         return torch.stack([normal.log_prob(value) for normal, value in pairs]).sum(dim=0)
 
 
-_SURE = -6.0  # ln of the standard deviation with which a trace is taken for what it is
-_INSIDE = 0.999  # a number of a block as far as its tanh can be taken back
+_SURE = -8.0  # ln of the standard deviation with which a trace is taken for what it is
+INSIDE = 0.999  # a number of a block as far as its tanh can be taken back
 
 
 class SpatialReadout(nn.Module):
@@ -165,7 +165,7 @@ class SpatialReadout(nn.Module):
         values, priors, sources = [], [], []
         for (part, shape), value in zip(self.shapes.items(), given, strict=True):
             if part == "outline":
-                mean = held(traces.flatten(2).float(), -_INSIDE, _INSIDE).atanh()
+                mean = held(traces.flatten(2).float(), -INSIDE, INSIDE).atanh()
                 prior = DiagonalNormal(mean, torch.full_like(mean, _SURE))
             else:
                 prior = DiagonalNormal.from_network(self.p[part](known).unflatten(0, lead), dim=2)

@@ -7,7 +7,7 @@ same for every run and model. Where a set has groups (paths), an episode is a ru
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from kanerva.data.binarize import Binarization, binarize, to_float
@@ -70,6 +70,14 @@ class TrainingEpisodes:
         chosen = order[start : start + count].view(self.batch, self.episode_length)[self._share]
         batch = pixels[chosen].to(self._device, non_blocking=True)
         return to_float(batch, self.binarization != "none")
+
+    def some(self, count: int) -> Float[Tensor, "N C H W"]:
+        """Images from all over the set, the same for every process; of sampled pixels the greys."""
+        size = len(self._grey)
+        where = torch.arange(min(count, size), device=self._grey.device) * size // min(count, size)
+        return to_float(
+            self._grey[where].to(self._device), self.binarization in ("threshold", "dither")
+        )
 
     def _draw(self, epoch: int) -> tuple[Order, Pixels]:
         """The order and pixels of an epoch; the latest is kept."""

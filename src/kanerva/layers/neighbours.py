@@ -5,18 +5,20 @@
 
 A pixel sees its row up to `reach` to the left, and `reach` rows above it up to `reach` to either
 side: a small neighbourhood (the paper's outlook, §6), not a whole PixelCNN. What lies further away
-reaches it through `features`, which come from z; what z alone expects of pixels it may also see up
-to `ahead` to its right and below. From there on every pixel is by itself, a matrix product over all
-of them: no statistic may run over positions, or a pixel would see its future.
+reaches it through `features`, which come from z. From there on every pixel is by itself, a matrix
+product over all of them: no statistic may run over positions, or a pixel would see its future.
 
 Neighbours are much alike, and a network that sees their levels learns slowly. So a pixel is shown
 differences: of each neighbour from the point midway between left and above, and of what z alone
 expected there from what it expects here; colours as green, red less green and blue less green.
 Beside the parameters stands a guess, linear in these and in full precision, from which a likelihood
 may count its means: bf16 has eight bits, as many as the pixels.
+
+Where z tells the means of small boxes of pixels, the first pixel of a box knows little and the last
+one nearly all: each place of a `box` then has weights of its own for what it is shown.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 import torch.nn.functional as F
@@ -32,6 +34,7 @@ Parameters = Float[Tensor, "N P H W"]  # of each pixel's likelihood
 Framed = Float[Tensor, "N C2 Hf Wf"]
 
 _GAIN = 4.0  # of a difference, which is small against a level; once more of one between colours
+_AT_ONCE = 64  # images that are measured together
 
 
 class PixelBlock(nn.Module):
@@ -50,6 +53,58 @@ class PixelBlock(nn.Module):
         return x + self.body(x)
 
 
+class BoxedLinear(nn.Linear):
+    """A linear layer over pixels with weights of its own for each place of a box."""
+
+    def __init__(self, inputs: int, outputs: int, box: tuple[int, int]) -> None:
+        super().__init__(inputs, box[0] * box[1] * outputs)
+        self.box, self.outputs = box, outputs
+
+    def forward(
+        self, input: Float[Tensor, "N H W D"], corner: tuple[int, int] = (0, 0)
+    ) -> Float[Tensor, "N H W O"]:
+        """`corner` is where in a picture of boxes the first pixel lies."""
+        if self.box == (1, 1):
+            return super().forward(input)
+        (down, across), (count, height, width, _) = self.box, input.shape
+        weight, bias = (
+            w.unflatten(0, (*self.box, self.outputs)).roll((-corner[0], -corner[1]), dims=(0, 1))
+            for w in (self.weight, self.bias)
+        )
+        x = F.pad(input, (0, 0, 0, -width % across, 0, -height % down))
+        tall, wide = x.shape[1] // down, x.shape[2] // across
+        x = self.by_place(x)
+        y = torch.baddbmm(bias.flatten(0, 1)[:, None], x, weight.flatten(0, 1).mT)
+        y = y.view(down, across, count, tall, wide, self.outputs).permute(2, 3, 0, 4, 1, 5)
+        return y.reshape(count, tall * down, wide * across, self.outputs)[:, :height, :width]
+
+    def by_place(self, x: Float[Tensor, "N H W D"]) -> Float[Tensor, "places n D"]:
+        """The pixels of whole boxes, those at the same place of one together."""
+        down, across = self.box
+        x = x.unflatten(2, (-1, across)).unflatten(1, (-1, down))  # (N, h, down, w, across, D)
+        return x.permute(2, 4, 0, 1, 3, 5).reshape(down * across, -1, x.shape[-1])
+
+    @torch.no_grad()
+    def fit(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
+        """Take the weights of least squares from inputs (N, H, W, D) to outputs (N, H, W, O), of
+        pixels in whole boxes."""
+        products, along = 0.0, 0.0
+        for x, y in pairs:
+            height, width = (
+                side - side % b for side, b in zip(x.shape[1:3], self.box, strict=True)
+            )
+            x, y = (self.by_place(one[:, :height, :width]) for one in (x, y))
+            x = F.pad(x, (0, 1), value=1.0)  # the bias
+            products = products + (x.mT @ x).double()
+            along = along + (x.mT @ y).double()
+        if isinstance(products, Tensor):
+            least = 1e-6 * products.diagonal(dim1=-2, dim2=-1).mean(dim=-1).clamp(min=1e-12)
+            ridge = least[:, None, None] * torch.eye(products.shape[-1], device=products.device)
+            found = torch.linalg.solve(products + ridge, along)  # (places, D + 1, O)
+            self.weight.copy_(found[:, :-1].mT.flatten(0, 1))
+            self.bias.copy_(found[:, -1].flatten())
+
+
 class Neighbours(nn.Module):
     """The parameters of each pixel's likelihood from its features and the pixels before it."""
 
@@ -62,20 +117,17 @@ class Neighbours(nn.Module):
         reach: int,
         width: int,
         depth: int,
-        ahead: int = 0,
+        box: tuple[int, int] = (1, 1),
         guess: bool = True,
     ) -> None:
         super().__init__()
-        self.channels, self.reach, self.ahead = channels, reach, ahead
-        self.margin = max(reach, ahead)
+        self.channels, self.reach = channels, reach
         self.before = [(i, j) for i in range(-reach, 0) for j in range(-reach, reach + 1)]
         self.before += [(0, j) for j in range(-reach, 0)]  # rows and columns away
-        self.after = [(0, j) for j in range(1, ahead + 1)]
-        self.after += [(i, j) for i in range(1, ahead + 1) for j in range(-ahead, ahead + 1)]
-        shown = 2 * channels * (len(self.before) + 1) + channels * len(self.after)
+        shown = 2 * channels * (len(self.before) + 1)
         self.known = nn.Linear(features, width)
-        self.seen = nn.Linear(shown, width)
-        self.guess = zeroed(nn.Linear(shown, channels)) if guess else None
+        self.seen = BoxedLinear(shown, width, box)
+        self.guess = zeroed(BoxedLinear(shown, channels, box)) if guess else None
         self.body = nn.Sequential(
             *[PixelBlock(width) for _ in range(depth)], nn.LayerNorm(width), nn.SiLU()
         )
@@ -87,23 +139,36 @@ class Neighbours(nn.Module):
         """Parameters, and a guess at each pixel on [0, 1] (it may lie outside)."""
         return self._told(features, self._framed(expected, images))
 
-    def _told(self, features: Features, framed: Framed) -> tuple[Parameters, Pixels]:
+    def measure(self, expected: Pixels, images: Pixels) -> None:
+        """Start from the best linear guess at these images."""
+        if self.guess is None:
+            return
+
+        def pairs() -> Iterator[tuple[Tensor, Tensor]]:
+            for told, some in zip(expected.split(_AT_ONCE), images.split(_AT_ONCE), strict=True):
+                midway, shown = self._shown(self._framed(told, some))
+                yield shown, (_GAIN * (2 * some - 1 - midway)).movedim(1, -1)
+
+        self.guess.fit(pairs())
+
+    def _told(
+        self, features: Features, framed: Framed, corner: tuple[int, int] = (0, 0)
+    ) -> tuple[Parameters, Pixels]:
         with torch.autocast(framed.device.type, enabled=False):
             midway, shown = self._shown(framed)
             guess = midway
             if self.guess is not None:
-                guess = midway + self.guess(shown).movedim(-1, 1) / _GAIN
-        known = self.known(features.movedim(1, -1)) + self.seen(shown)
+                guess = midway + self.guess(shown, corner).movedim(-1, 1) / _GAIN
+        known = self.known(features.movedim(1, -1)) + self.seen(shown, corner)
         return self.last(self.body(known)).movedim(-1, 1), (guess + 1) / 2
 
     def _shown(self, framed: Framed) -> tuple[Pixels, Float[Tensor, "N H W D"]]:
         """The point midway between left and above, and all a pixel is shown of what is near it."""
-        channels, above, around = self.channels, self.reach, self.margin
-        height = framed.shape[-2] - above - self.ahead
-        width = framed.shape[-1] - 2 * around
+        channels, reach = self.channels, self.reach
+        height, width = framed.shape[-2] - reach, framed.shape[-1] - 2 * reach
 
         def at(i: int, j: int) -> Tensor:
-            i, j = above + i, around + j
+            i, j = reach + i, reach + j
             return framed[:, :, i : i + height, j : j + width]
 
         midway = (at(-1, 0) + at(0, -1))[:, :channels] / 2
@@ -112,11 +177,7 @@ class Neighbours(nn.Module):
         near = torch.stack([at(i, j) - centre for i, j in self.before], dim=1)
         near = _GAIN * near.unflatten(2, (2, channels)).flatten(1, 2)
         level = torch.stack([midway, _GAIN * (expected - midway)], dim=1)
-        shown = [near, level]
-        if self.after:
-            later = torch.stack([at(i, j)[:, channels:] for i, j in self.after], dim=1)
-            shown.append(_GAIN * (later - expected[:, None]))
-        shown = torch.cat(shown, dim=1)  # (N, K, C, H, W)
+        shown = torch.cat([near, level], dim=1)  # (N, K, C, H, W)
         if channels == 3:
             red, green, blue = shown.unbind(2)
             shown = torch.stack([green, _GAIN * (red - green), _GAIN * (blue - green)], dim=2)
@@ -124,7 +185,7 @@ class Neighbours(nn.Module):
 
     def _framed(self, expected: Pixels, images: Pixels) -> Framed:
         """On [-1, 1], with zeros where there is nothing before."""
-        around = (self.margin, self.margin, self.reach, self.ahead)
+        around = (self.reach, self.reach, self.reach, 0)
         return F.pad(2 * torch.cat([images, expected], dim=1) - 1, around)
 
     @torch.no_grad()
@@ -137,12 +198,12 @@ class Neighbours(nn.Module):
         """Images pixel by pixel, in the order of reading: `sample` draws one, (N, C, 1, 1), from
         its parameters and the guess at it."""
         height, width = features.shape[-2:]
-        images, above, around = torch.zeros_like(expected), self.reach, self.margin
+        images, reach = torch.zeros_like(expected), self.reach
         framed = self._framed(expected, images)
         for i in range(height):
             for j in range(width):
-                near = framed[:, :, i : i + above + 1 + self.ahead, j : j + 2 * around + 1]
-                drawn = sample(*self._told(features[:, :, i : i + 1, j : j + 1], near))[:, :, 0, 0]
-                images[:, :, i, j] = drawn
-                framed[:, : self.channels, above + i, around + j] = 2 * drawn - 1
+                near = framed[:, :, i : i + reach + 1, j : j + 2 * reach + 1]
+                told = self._told(features[:, :, i : i + 1, j : j + 1], near, (i, j))
+                images[:, :, i, j] = drawn = sample(*told)[:, :, 0, 0]
+                framed[:, : self.channels, reach + i, reach + j] = 2 * drawn - 1
         return images

@@ -44,7 +44,7 @@ def residual_stack(width: int, blocks: int) -> nn.Sequential:
     return nn.Sequential(*[ResidualBlock(width) for _ in range(blocks)])
 
 
-Layer = TypeVar("Layer", nn.Conv2d, nn.Linear)
+Layer = TypeVar("Layer", bound=nn.Module)
 
 
 def zeroed(layer: Layer) -> Layer:

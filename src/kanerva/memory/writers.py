@@ -48,8 +48,8 @@ class BlockAllocator(nn.Module):
     """A sample's maps to its own block, on [-1, 1]: what `kpp` pastes where the sample's key is.
 
     Nothing of the rest of the episode enters, so M is a sum over samples: malloc adds one term,
-    free takes it away. With an outline a block starts as the image's lowest cosines: of itself a
-    network finds worse ones, or drives the tanh to its ends and tells one bit a number.
+    free takes it away. With an outline a block starts as that of its image: of itself a
+    network finds worse numbers, or drives the tanh to its ends and tells one bit a number.
     """
 
     def __init__(

@@ -154,6 +154,10 @@ class MemoryModel(
 
     has_memory_kl = False
 
+    def measure(self, images: Images) -> None:
+        """Before a first step: what a model takes from training images themselves, as a rule
+        nothing."""
+
     @property
     @abstractmethod
     def key_shape(self) -> tuple[int, ...]:

@@ -25,14 +25,14 @@ from torch import Tensor
 
 from kanerva.config import ModelConfig
 from kanerva.decoder import SpatialDecoder
-from kanerva.distributions import DiagonalNormal, as_normal, mapped
+from kanerva.distributions import DiagonalNormal, as_normal, held, mapped
 from kanerva.encoder import SampleEncoder, quarter
 from kanerva.errors import UserError
 from kanerva.memory.heap import Memory, Slots
 from kanerva.memory.placement import KeyPosterior, Placer, Places, locality_loss
 from kanerva.memory.writers import BlockAllocator
 from kanerva.models.base import ElboTerms, Images, JointDensity, MemoryModel, Weigh, all_but_one
-from kanerva.readout import SpatialReadout
+from kanerva.readout import INSIDE, SpatialReadout
 from kanerva.seeding import normal
 from kanerva.shapes import Blocks, Episode, FeatureMaps, MemoryMap, PerImage, Points, Readout
 
@@ -70,6 +70,21 @@ class KanervaHeap(MemoryModel):
         self.decoder = SpatialDecoder(
             config.decoder, config.readout, self.likelihood, image, prod(trace) if outline else 0
         )
+
+    @torch.no_grad()
+    def measure(self, images: Images) -> None:
+        """An outline's numbers are told in units of what is usual, and where pixels see their
+        neighbours they start from the best linear guess at these images, given their outlines."""
+        decoder, images = cast(SpatialDecoder, self.decoder), images.to(self.device)
+        if self.writer.outline is None or decoder.outline is None:
+            return
+        for outline in (self.writer.outline, decoder.outline):
+            outline.measure(images)
+        if decoder.near is not None:
+            blocks = self.writer.outline(images).tanh()
+            noise = normal(tuple(blocks.shape), None, blocks.device)
+            blocks = held(blocks + self.config.memory.noise * noise, -INSIDE, INSIDE)
+            decoder.near.measure(decoder.outline(blocks.atanh()), images)
 
     @property
     def key_shape(self) -> tuple[int, ...]:

@@ -53,6 +53,7 @@ from kanerva.training.schedule import lr_factor, warmup_steps
 from kanerva.training.step import Step, StepResult, assemble, form_of
 
 SAVE_EVERY = 300.0  # seconds; besides the save after each validation
+MEASURED = 2048  # training images that a model may take statistics of
 PATIENCE = 10  # steps in a row without finite numbers before a run gives up
 
 
@@ -171,6 +172,9 @@ class Trainer:
         last = run / "checkpoints" / "last"
         if fabric.broadcast(resume and last.exists()):
             self.progress = restore(last, self.model, self.optimizer, self.average)
+        else:
+            for model in filter(None, (self.model, self.average)):
+                model.measure(episodes.some(MEASURED))
         if self.progress.step > self.total:
             raise UserError(f"{run} is already at step {self.progress.step}, past {self.total}")
         self.step = Step(fabric, parts, clip=config.optim.clip, form=form)
