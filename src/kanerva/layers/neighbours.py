@@ -93,10 +93,9 @@ class BoxedLinear(nn.Linear):
             height, width = (
                 side - side % b for side, b in zip(x.shape[1:3], self.box, strict=True)
             )
-            x, y = (self.by_place(one[:, :height, :width]) for one in (x, y))
+            x, y = (self.by_place(one[:, :height, :width]).double() for one in (x, y))
             x = F.pad(x, (0, 1), value=1.0)  # the bias
-            products = products + (x.mT @ x).double()
-            along = along + (x.mT @ y).double()
+            products, along = products + x.mT @ x, along + x.mT @ y
         if isinstance(products, Tensor):
             least = 1e-6 * products.diagonal(dim1=-2, dim2=-1).mean(dim=-1).clamp(min=1e-12)
             ridge = least[:, None, None] * torch.eye(products.shape[-1], device=products.device)
