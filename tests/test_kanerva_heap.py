@@ -1633,7 +1633,8 @@ def test_training_reaches_every_parameter(any_model: KanervaHeap, locality: floa
     model = deepcopy(any_model).train()
     if locality and model.config.memory.placement != "transport":
         return  # refused by the config
-    model.config = replace(model.config, memory=replace(model.config.memory, locality=locality))
+    memory = replace(model.config.memory, locality=locality, unwritten=0.25)
+    model.config = replace(model.config, memory=memory)
     outputs = model(draw(model.config, 2, 8))
     extra = outputs.pop("auxiliary", torch.zeros(()))
     (ElboTerms(**outputs).loss + extra).backward()

@@ -122,10 +122,36 @@ def test_a_measured_guess_is_nearer_than_midway():
         return (guess - images[part]).square().mean(dim=(0, 1)).sqrt()
 
     before = error(slice(300, 400))
-    made.measure(outline[:300], images[:300])
+    made.measure(outline[:300], outline[:1], images[:300])
     after = error(slice(300, 400))
     assert (after.mean() < 0.5 * before.mean()).item()
     assert after[1::2, 1::2].max() < 1e-3  # the last of its box, which its mean gives away
+
+
+def test_who_is_told_nothing_has_a_guess_of_its_own():
+    """Image by image, drawn or scored; measured from what is then expected of all."""
+    noise = torch.Generator().manual_seed(0)
+    images = torch.rand(300, 1, 8, 8, generator=noise).cumsum(-1) / 8
+    made = net(box=(2, 2))
+    nothing = images.mean(dim=0, keepdim=True)
+    made.measure(images, nothing, images)  # told all of it
+    told = torch.arange(300) % 3 > 0
+    expected = torch.where(told[:, None, None, None], images, nothing.expand_as(images))
+    features = torch.randn(300, 5, 8, 8)
+    _, guess = made(features, expected, images, told)
+    wrong = (guess - images).square().mean(dim=(1, 2, 3)).sqrt()
+    assert wrong[told].max() < 1e-3 and 0.01 < wrong[~told].mean() < 0.06
+    _, every = made(features, expected, images)
+    assert torch.equal(every[told], guess[told])
+    assert (every - images)[~told].square().mean().sqrt() > 1.5 * wrong[~told].mean()
+
+    def mean(output: Tensor, guess: Tensor) -> Tensor:
+        return (output + guess).sigmoid()
+
+    some = slice(0, 6)
+    drawn = made.draw(features[some], expected[some], mean, told[some])
+    again = mean(*made(features[some], expected[some], drawn, told[some]))
+    torch.testing.assert_close(drawn, again, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("box", [(1, 1), (2, 2)])

@@ -9,11 +9,12 @@ from kanerva.config import DecoderConfig, ReadoutConfig
 from kanerva.encoder import quarter
 from kanerva.layers.cosines import FromCosines, box, shares
 from kanerva.layers.evonorm import EvoNormS0
-from kanerva.layers.neighbours import Features, Neighbours, Parameters, Pixels
+from kanerva.layers.neighbours import Features, Neighbours, Parameters, Pixels, Told
 from kanerva.layers.residual import NormSiLU, residual_stack
 from kanerva.likelihoods import Likelihood
 from kanerva.shapes import DecoderOutput, Episode, Readout
 
+_NOTHING = 0.02  # root mean square of an outline's numbers that come from an empty place
 _NARROWEST = 16  # ours: feature maps are halved per layer, but not below this
 
 
@@ -83,7 +84,7 @@ class SpatialDecoder(nn.Module):
                 reach=config.neighbours,
                 width=config.near_width,
                 depth=config.near_depth,
-                box=_box(outline, image, config.neighbours) if outline else (1, 1),
+                box=_box(outline, image, config.neighbours) if outline else None,
                 guess=likelihood.has_means,
             )
             likelihood.settle(self.near.last.weight, self.near.last.bias, 0.05)
@@ -103,10 +104,10 @@ class SpatialDecoder(nn.Module):
         """Parameters of p(x | z), pixel for pixel. Where pixels see their neighbours, those of
         p(x_i | z, pixels of `images` before i); without images a sketch, each pixel by itself,
         which pictures and comparisons are made of."""
-        sketch, features = self._pixels(readout)
+        sketch, features, told = self._pixels(readout)
         if self.near is None or images is None:
             return sketch.unflatten(0, readout.shape[:2])
-        near = self.near(features, self._expected(sketch), images.flatten(0, 1))
+        near = self.near(features, self._expected(sketch), images.flatten(0, 1), told)
         return self._about(*near).unflatten(0, readout.shape[:2])
 
     @torch.no_grad()
@@ -118,8 +119,8 @@ class SpatialDecoder(nn.Module):
         def one(output: Parameters, guess: Pixels) -> Pixels:
             return self.likelihood.sample(self._about(output, guess)[None], generator)[0]
 
-        sketch, features = self._pixels(readout)
-        drawn = self.near.draw(features, self._expected(sketch), one)
+        sketch, features, told = self._pixels(readout)
+        drawn = self.near.draw(features, self._expected(sketch), one, told)
         return drawn.unflatten(0, readout.shape[:2])
 
     def _expected(self, sketch: Parameters) -> Pixels:
@@ -128,8 +129,8 @@ class SpatialDecoder(nn.Module):
     def _about(self, output: Parameters, guess: Pixels) -> Parameters:
         return self.likelihood.about(output[None], guess[None])[0]
 
-    def _pixels(self, readout: Readout) -> tuple[Parameters, Features]:
-        """The sketch, and the features beside it."""
+    def _pixels(self, readout: Readout) -> tuple[Parameters, Features, Told | None]:
+        """The sketch, the features beside it, and who has an outline."""
         numbers, maps, outline = readout.flatten(0, 1).split(self.sizes, dim=-1)
         parts = []
         if numbers.shape[1]:
@@ -138,9 +139,10 @@ class SpatialDecoder(nn.Module):
             parts.append(self.from_maps(maps.unflatten(-1, (-1, *self.side))))
         pixels = self.stack(sum(parts[1:], parts[0]))[..., : self.height, : self.width]
         sketch, features = pixels[:, : self.outputs], pixels[:, self.outputs :]
-        if self.outline is not None:
-            sketch = self._about(sketch, self.outline(outline))
-        return sketch, features
+        if self.outline is None:
+            return sketch, features, None
+        told = outline.detach().square().mean(dim=-1) > _NOTHING**2
+        return self._about(sketch, self.outline(outline)), features, told
 
 
 def _box(outline: int, image: tuple[int, int, int], reach: int) -> tuple[int, int]:

@@ -15,20 +15,22 @@ Beside the parameters stands a guess, linear in these and in full precision, fro
 may count its means: bf16 has eight bits, as many as the pixels.
 
 Where z tells the means of small boxes of pixels, the first pixel of a box knows little and the last
-one nearly all: each place of a `box` then has weights of its own for what it is shown.
+one nearly all: each place of a `box` then has weights of its own for what it is shown, and there is
+a second guess for images whose z tells none.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from kanerva.layers.residual import zeroed
 
 Features = Float[Tensor, "N F H W"]  # of each pixel, from z
 Pixels = Float[Tensor, "N C H W"]
+Told = Bool[Tensor, " N"]
 Parameters = Float[Tensor, "N P H W"]  # of each pixel's likelihood
 # Pixels and what is expected of them, with a margin of what lies around:
 Framed = Float[Tensor, "N C2 Hf Wf"]
@@ -116,7 +118,7 @@ class Neighbours(nn.Module):
         reach: int,
         width: int,
         depth: int,
-        box: tuple[int, int] = (1, 1),
+        box: tuple[int, int] | None = None,
         guess: bool = True,
     ) -> None:
         super().__init__()
@@ -125,39 +127,54 @@ class Neighbours(nn.Module):
         self.before += [(0, j) for j in range(-reach, 0)]  # rows and columns away
         shown = 2 * channels * (len(self.before) + 1)
         self.known = nn.Linear(features, width)
-        self.seen = BoxedLinear(shown, width, box)
-        self.guess = zeroed(BoxedLinear(shown, channels, box)) if guess else None
+        self.seen = BoxedLinear(shown, width, box or (1, 1))
+        self.guess, self.untold = None, None
+        if guess:
+            self.guess = zeroed(BoxedLinear(shown, channels, box or (1, 1)))
+        if guess and box is not None:
+            self.untold = zeroed(BoxedLinear(shown, channels, box))
         self.body = nn.Sequential(
             *[PixelBlock(width) for _ in range(depth)], nn.LayerNorm(width), nn.SiLU()
         )
         self.last = nn.Linear(width, outputs)
 
     def forward(
-        self, features: Features, expected: Pixels, images: Pixels
+        self, features: Features, expected: Pixels, images: Pixels, told: Told | None = None
     ) -> tuple[Parameters, Pixels]:
-        """Parameters, and a guess at each pixel on [0, 1] (it may lie outside)."""
-        return self._told(features, self._framed(expected, images))
+        """Parameters, and a guess at each pixel on [0, 1] (it may lie outside). `told`: whose z
+        tells of boxes, where not all do."""
+        return self._near(features, self._framed(expected, images), told)
 
-    def measure(self, expected: Pixels, images: Pixels) -> None:
-        """Start from the best linear guess at these images."""
-        if self.guess is None:
-            return
+    def measure(self, expected: Pixels, nothing: Float[Tensor, "1 C H W"], images: Pixels) -> None:
+        """Start from the best linear guesses at these images: where what was `expected` of each is
+        told, and where `nothing` is, which is the same for all."""
+        for guess, told in ((self.guess, expected), (self.untold, nothing.expand_as(images))):
+            if guess is not None:
+                pieces = zip(told.split(_AT_ONCE), images.split(_AT_ONCE), strict=True)
+                guess.fit(self._pair(*piece) for piece in pieces)
 
-        def pairs() -> Iterator[tuple[Tensor, Tensor]]:
-            for told, some in zip(expected.split(_AT_ONCE), images.split(_AT_ONCE), strict=True):
-                midway, shown = self._shown(self._framed(told, some))
-                yield shown, (_GAIN * (2 * some - 1 - midway)).movedim(1, -1)
+    def _pair(self, expected: Pixels, images: Pixels) -> tuple[Tensor, Tensor]:
+        """What pixels are shown, and what a guess should make of it."""
+        midway, shown = self._shown(self._framed(expected, images))
+        return shown, (_GAIN * (2 * images - 1 - midway)).movedim(1, -1)
 
-        self.guess.fit(pairs())
-
-    def _told(
-        self, features: Features, framed: Framed, corner: tuple[int, int] = (0, 0)
+    def _near(
+        self,
+        features: Features,
+        framed: Framed,
+        told: Told | None,
+        corner: tuple[int, int] = (0, 0),
     ) -> tuple[Parameters, Pixels]:
         with torch.autocast(framed.device.type, enabled=False):
             midway, shown = self._shown(framed)
             guess = midway
             if self.guess is not None:
-                guess = midway + self.guess(shown, corner).movedim(-1, 1) / _GAIN
+                moved = self.guess(shown, corner)
+                if self.untold is not None and told is not None:
+                    moved = torch.where(
+                        told[:, None, None, None], moved, self.untold(shown, corner)
+                    )
+                guess = midway + moved.movedim(-1, 1) / _GAIN
         known = self.known(features.movedim(1, -1)) + self.seen(shown, corner)
         return self.last(self.body(known)).movedim(-1, 1), (guess + 1) / 2
 
@@ -193,6 +210,7 @@ class Neighbours(nn.Module):
         features: Features,
         expected: Pixels,
         sample: Callable[[Parameters, Pixels], Pixels],
+        told: Told | None = None,
     ) -> Pixels:
         """Images pixel by pixel, in the order of reading: `sample` draws one, (N, C, 1, 1), from
         its parameters and the guess at it."""
@@ -202,7 +220,7 @@ class Neighbours(nn.Module):
         for i in range(height):
             for j in range(width):
                 near = framed[:, :, i : i + reach + 1, j : j + 2 * reach + 1]
-                told = self._told(features[:, :, i : i + 1, j : j + 1], near, (i, j))
-                images[:, :, i, j] = drawn = sample(*told)[:, :, 0, 0]
+                here = self._near(features[:, :, i : i + 1, j : j + 1], near, told, (i, j))
+                images[:, :, i, j] = drawn = sample(*here)[:, :, 0, 0]
                 framed[:, : self.channels, reach + i, reach + j] = 2 * drawn - 1
         return images

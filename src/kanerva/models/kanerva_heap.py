@@ -16,7 +16,7 @@ p(z | M, y), p(x | z), and sees an episode through M only.
 """
 
 from dataclasses import dataclass, replace
-from math import prod
+from math import ceil, prod
 from typing import cast
 
 import torch
@@ -37,6 +37,8 @@ from kanerva.seeding import normal
 from kanerva.shapes import Blocks, Episode, FeatureMaps, MemoryMap, PerImage, Points, Readout
 
 Observed = Float[Tensor, "*B T H W"]
+
+_ENOUGH = 2**20  # pixels to learn a linear guess from
 
 
 @dataclass(frozen=True)
@@ -74,17 +76,20 @@ class KanervaHeap(MemoryModel):
     @torch.no_grad()
     def measure(self, images: Images) -> None:
         """An outline's numbers are told in units of what is usual, and where pixels see their
-        neighbours they start from the best linear guess at these images, given their outlines."""
+        neighbours they start from the best linear guesses, given outlines and without."""
         decoder, images = cast(SpatialDecoder, self.decoder), images.to(self.device)
         if self.writer.outline is None or decoder.outline is None:
             return
         for outline in (self.writer.outline, decoder.outline):
             outline.measure(images)
         if decoder.near is not None:
+            images = images[:: ceil(images[:, 0].numel() / _ENOUGH)]
             blocks = self.writer.outline(images).tanh()
             noise = normal(tuple(blocks.shape), None, blocks.device)
             blocks = held(blocks + self.config.memory.noise * noise, -INSIDE, INSIDE)
-            decoder.near.measure(decoder.outline(blocks.atanh()), images)
+            expected = decoder.outline(blocks.atanh())
+            nothing = decoder.outline(torch.zeros_like(blocks[:1]))
+            decoder.near.measure(expected, nothing, images)
 
     @property
     def key_shape(self) -> tuple[int, ...]:
