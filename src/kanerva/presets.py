@@ -148,13 +148,15 @@ def store(run: RunConfig) -> RunConfig:
 
 
 def in_levels(run: RunConfig) -> RunConfig:
-    """8-bit pixels: they see their neighbours, and blocks start as outlines. A pixel is a sample
-    here, so few images make a step, and many steps a run; gradients are as large as the nats."""
+    """8-bit pixels: they see their neighbours, and blocks of small images start as outlines, with
+    as much noise as int8 makes: at 64x64 boxes are too large to help. A pixel is a sample here, so few images make a step, and many steps a run; gradients are as large as the nats."""
     channels, height, _ = run.image
     grey, large = channels == 1, height > 32
     return replace(
         run,
-        memory=replace(run.memory, capacity=32, noise=0.0023, outline=True),
+        memory=replace(
+            run.memory, capacity=32, noise=0.003 if large else 0.0023, outline=not large
+        ),
         readout=replace(run.readout, size=0),
         decoder=replace(
             run.decoder, neighbours=3, near_width=96 if large else 128 if grey else 192
