@@ -11,7 +11,7 @@ from PIL import Image
 from kanerva.cli import main
 from kanerva.data import ImageSet
 from kanerva.errors import UserError
-from kanerva.experiments import NAMES, Lab, experiment
+from kanerva.experiments import NAMES, Lab, allocator, experiment
 from kanerva.experiments.lab import Finding, in_order, perform, save_pictures
 from kanerva.experiments.page import pages
 
@@ -121,6 +121,9 @@ def test_the_allocator_touches_only_its_own_blocks(lab: Lab):
     assert len(sizes) == 1 and finding.pictures[""].height == 5 * sizes.pop()[1]  # pyright: ignore
     known = found["familiarity_held"] > 0 > found["familiarity_freed"]
     assert ("no longer known" in finding.verdict) == known
+    said = allocator.verdict(found | {"familiarity_held": 9.0, "familiarity_freed": 2.4})
+    assert "touch only" in said and said.endswith("STILL known, by 2 nats to 9 of what is held.")
+    assert "do NOT keep the rest" in allocator.verdict(found | {"changed_by_free": 0.1})
 
 
 def test_reconstructions_are_compared(lab: Lab):

@@ -1,5 +1,7 @@
 """Fig. 1: a heap. malloc, write, free, malloc again, drawn on the memory itself."""
 
+from typing import Any
+
 import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
@@ -106,22 +108,26 @@ def run(lab: Lab) -> Finding:
         f"familiarity (nats, mean): held {figures['familiarity_held']:.0f}, freed "
         f"{figures['familiarity_freed']:.0f}",
     ]
-    works = (
-        max(kept, spared) < 1e-4
-        and figures["handles_kept"]
-        and refused
-        and figures["familiarity_held"] > 0 > figures["familiarity_freed"]
-    )
     return Finding(
         figures,
         lines,
-        "malloc and free touch only their own block: what is held stays, what was freed is no "
-        "longer known."
-        if works
-        else "malloc and free do NOT keep the rest as it was, or what was freed is still known.",
+        verdict(figures),
         {"": stacked(frames)},
         {"": frames},
     )
+
+
+def verdict(figures: dict[str, Any]) -> str:
+    """Whether blocks are apart, and whether what was freed is forgotten: two questions."""
+    changed = max(figures["changed_by_malloc"], figures["changed_by_free"])
+    apart = changed < 1e-4 and figures["handles_kept"] and figures["refused_when_full"]
+    held, freed = figures["familiarity_held"], figures["familiarity_freed"]
+    said = "malloc and free touch only their own block: what is held stays, what was freed is "
+    if not apart:
+        said = "malloc and free do NOT keep the rest as it was, and what was freed is "
+    if held > 0 > freed:
+        return said + "no longer known."
+    return said + f"STILL known, by {freed:.0f} nats to {held:.0f} of what is held."
 
 
 def places_of(memory: Memory, handles: list[int]) -> Tensor:
