@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -78,6 +79,24 @@ def test_two_processes_give_the_loss_of_one(
         assert apart < 1e-6 * sum(float(value.square().sum()) for value in mine.values())
     state = json.loads((run / "checkpoints" / "last" / "state.json").read_text())
     assert state["about"]["processes"] == 2
+
+
+def test_grey_levels_are_measured_before_weights_lie_in_shards(tmp_path: Path, mnist_root: Path):
+    """Once, on the same images, whatever the processes."""
+    shutil.copytree(mnist_root / "mnist", tmp_path / "fashion_mnist")  # files of one kind
+    small = ["--preset", "fashion_mnist", *SMALL[2:]]
+    small += ["--decoder.near-width", "8", "--decoder.near-depth", "1", "--steps", "2"]
+    runs = [tmp_path / "one", tmp_path / "two"]
+    done = [
+        train(tmp_path, runs[0], *small),
+        train(tmp_path, runs[1], *small, "--strategy", "fsdp", processes=2),
+    ]
+    assert [d.returncode for d in done] == [0, 0], done[-1].stderr
+    one, two = (losses(run) for run in runs)
+    assert one == pytest.approx(two, rel=1e-5) and len(one) == 3
+    kept = [load_file(run / "checkpoints/last/model.safetensors") for run in runs]
+    for name in ("writer.outline.spread", "decoder.outline.middle"):
+        torch.testing.assert_close(kept[0][name], kept[1][name])
 
 
 def test_a_run_goes_on_with_more_and_fewer_processes(tmp_path: Path, mnist_root: Path, alone: Path):

@@ -128,7 +128,8 @@ def woken(config: ModelConfig) -> KanervaHeap:
         model = KanervaHeap(config)
         before = {name: value.clone() for name, value in model.state_dict().items()}
         with torch.no_grad():
-            model.measure(draw(config, 50))
+            if config.memory.outline:
+                model.measure(draw(config, 50))
             for parameter in model.parameters():
                 size = 0.1 if parameter.ndim < 2 else max(0.3 * parameter.std().item(), 0.05)
                 parameter.add_(size * torch.randn_like(parameter))
@@ -1103,10 +1104,37 @@ def test_a_measured_model_starts_nearer_to_its_images():
         after = model.elbo(images, generator=stream(0)).elbo
     assert blocks.mean(dim=(0, 1)).abs().max() < 0.5 and 0.2 < blocks.std() < 0.5
     assert after[1].mean() > before[1].mean() + 20  # of images that were not measured
+    again = KanervaHeap(config)
+    again.load_state_dict(model.state_dict())
+    again.measure((255 * images).byte()[:1])  # bytes, and a batch: as everywhere
+    torch.testing.assert_close(again.state_dict(), model.state_dict())
+    for wrong in (images[0, :1], images[0, :, :, :5]):
+        with pytest.raises(UserError):
+            model.measure(wrong)
     plain = KanervaHeap(config_of("hard-near"))
     weights = deepcopy(plain.state_dict())
     plain.measure(images[0])
     assert all(torch.equal(value, weights[name]) for name, value in plain.state_dict().items())
+
+
+def test_guesses_are_measured_on_outlines_as_noisy_as_blocks_and_on_none(monkeypatch):
+    """`nothing` is what an empty place tells: the picture that is usual."""
+    config = config_of("hard-outline")
+    images = draw(config, 40)
+    seen = []
+    for noise in (0.0, 0.1):
+        model = KanervaHeap(replace(config, memory=replace(config.memory, noise=noise)))
+        assert model.decoder.near is not None and model.writer.outline is not None
+        monkeypatch.setattr(model.decoder.near, "measure", lambda *given: seen.append(given))
+        model.measure(images)
+    (expected, nothing, pixels), (noisy, _, _) = seen
+    assert torch.equal(pixels, images) and nothing.shape == (1, *config.image)
+    outline = model.decoder.outline
+    assert outline is not None
+    with torch.no_grad():
+        torch.testing.assert_close(expected, outline(model.writer.outline(images)))
+        torch.testing.assert_close(nothing, expected.mean(0, keepdim=True))
+    assert 0.005 < (noisy - expected).std() < 0.1
 
 
 def test_drawn_pixels_have_the_means_of_their_likelihood():

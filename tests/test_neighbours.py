@@ -259,15 +259,55 @@ def test_no_pixel_of_a_likelihood_sees_itself_or_a_later_one(
             parameter.add_(0.3 * torch.randn_like(parameter))
     images = torch.rand(1, 2, 3, height, width, requires_grad=True)
     z = torch.randn(1, 2, 4 + 2 * made.side[0] * made.side[1] + outline)
+    z[:, 1, z.shape[-1] - outline :] = 0  # of one image an outline says nothing
     output = made(z, images)
-    seen = 0
-    for i, j in product(range(height), range(width)):
-        (slope,) = torch.autograd.grad(output[0, 0, :, i, j].sum(), images, retain_graph=True)
-        moved = slope[0].abs().sum(dim=1) > 0  # (2, H, W)
-        assert not moved[1].any()  # the other image
-        assert not moved[0].flatten()[i * width + j :].any()
-        seen += moved.sum().item()
-    assert seen > height * width  # and it does see some
+    for image in range(2):
+        seen = 0
+        for i, j in product(range(height), range(width)):
+            one = output[0, image, :, i, j].sum()
+            (slope,) = torch.autograd.grad(one, images, retain_graph=True)
+            moved = slope[0].abs().sum(dim=1) > 0  # (2, H, W)
+            assert not moved[1 - image].any()  # the other image
+            assert not moved[image].flatten()[i * width + j :].any()
+            seen += moved.sum().item()
+        assert seen > height * width  # and it does see some
+
+
+@pytest.mark.parametrize(
+    "outline, image, reach, expected",
+    [
+        (384, (3, 32, 32), 3, (4, 4)),
+        (384, (3, 32, 32), 1, (2, 2)),
+        (384, (3, 64, 64), 3, (4, 4)),
+        (384, (1, 28, 28), 3, (2, 1)),
+        (192, (3, 32, 32), 3, (4, 4)),
+    ],
+)
+def test_places_are_those_of_the_largest_box_a_pixel_sees(
+    outline: int, image: tuple[int, int, int], reach: int, expected: tuple[int, int]
+):
+    config = DecoderConfig(base=16, depth=1, neighbours=reach, near_width=8, near_depth=1)
+    made = SpatialDecoder(config, ReadoutConfig(size=4, channels=2), MIXTURE, image, outline)
+    assert made.near is not None and made.near.seen.box == expected
+    assert made.near.guess is not None and made.near.guess.box == expected
+
+
+def test_an_empty_place_is_drawn_as_it_is_scored():
+    """By the guess of those who are told nothing: here white, the other black."""
+    config = DecoderConfig(base=16, depth=1, neighbours=2, near_width=8, near_depth=1)
+    made = SpatialDecoder(config, ReadoutConfig(size=4, channels=2), MIXTURE, (3, 8, 8), 12)
+    near = made.near
+    assert near is not None and near.guess is not None and near.untold is not None
+    with torch.no_grad():
+        near.guess.bias.fill_(-8.0)
+        near.untold.bias.fill_(8.0)
+        z = torch.randn(1, 2, 4 + 2 * 4 + 12)
+        z[:, 1, -12:] = 0
+        drawn = made.draw(z, torch.Generator().manual_seed(0))
+        score = MIXTURE.log_prob(made(z, drawn), drawn)[0]
+        wrong = MIXTURE.log_prob(made(z, drawn.flip(1)), drawn.flip(1))[0]
+    assert drawn[0, 0].mean() < 0.1 and drawn[0, 1].mean() > 0.9
+    assert (score > wrong + 100).all()
 
 
 def test_a_binary_likelihood_has_no_guess_to_train():

@@ -1,7 +1,10 @@
 """Presets: one for each data set, model and setting; `kpp` is what one gets without asking."""
 
+from dataclasses import replace
+
 import pytest
 
+from kanerva.commands.train import named
 from kanerva.errors import UserError
 from kanerva.models import KanervaHeap, KanervaPlusPlus, build
 from kanerva.presets import PRESETS, preset
@@ -32,6 +35,18 @@ def test_pixels_of_8_bits_see_their_neighbours_and_binary_ones_need_not(name: st
     levels = run.likelihood.kind == "logistic_mixture"
     assert (run.decoder.neighbours > 0) == levels == (run.optim.clip > 10)
     assert not levels or run.readout.size == 0
+
+
+def test_images_of_another_size_have_the_settings_of_that_size():
+    small, large, wide = (preset("images", image=(3, *s)) for s in ((32, 32), (64, 64), (32, 64)))
+    assert small == preset("images") and small.memory.outline
+    for run in (large, wide):
+        assert not run.memory.outline and run.batch == 2
+    assert large == replace(preset("mazes"), preset="images", data=small.data)
+    flags = ["--preset", "images", "--image", "[3, 64, 64]"]
+    assert named("images", flags) == named("images", [], {"image": [3, 64, 64]}) == large
+    for wrong in ("[3, 64", "64", "[3, 64]", "[3, 64, x]"):  # for the parser to refuse
+        assert named("images", ["--image", wrong]) == small
 
 
 def test_the_printed_model_is_as_printed():

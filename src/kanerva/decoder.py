@@ -14,7 +14,7 @@ from kanerva.layers.residual import NormSiLU, residual_stack
 from kanerva.likelihoods import Likelihood
 from kanerva.shapes import DecoderOutput, Episode, Readout
 
-_NOTHING = 0.02  # root mean square of an outline's numbers that come from an empty place
+_NOTHING = 0.02  # below this root mean square an outline is an empty place's (they are about 0.4)
 _NARROWEST = 16  # ours: feature maps are halved per layer, but not below this
 
 

@@ -151,8 +151,8 @@ def in_levels(run: RunConfig) -> RunConfig:
     """8-bit pixels: they see their neighbours. Blocks of small images start as outlines, with as
     much noise as int8 makes; at 64x64 boxes are large, and it did not help. A pixel is a sample
     here, so few images make a step, and many steps a run; gradients are as large as the nats."""
-    channels, height, _ = run.image
-    grey, large = channels == 1, height > 32
+    channels, height, width = run.image
+    grey, large = channels == 1, max(height, width) > 32
     return replace(
         run,
         memory=replace(
@@ -202,19 +202,28 @@ def rival(run: RunConfig, model: ModelName) -> RunConfig:
 VARIANTS = {"store": store, "generate": generate}
 
 
-def preset(name: str, model: str = "kpp", variant: str | None = None) -> RunConfig:
-    """The run that a data set, a model and one of its settings name."""
+def preset(
+    name: str,
+    model: str = "kpp",
+    variant: str | None = None,
+    image: tuple[int, int, int] | None = None,
+) -> RunConfig:
+    """The run that a data set, a model and one of its settings name, for images of its own size or
+    of another."""
     if name not in PRESETS:
         raise UserError(f"unknown preset {name!r}; there are {', '.join(PRESETS)}")
     if model not in get_args(ModelName):
         raise UserError(f"unknown model {model!r}; there are {', '.join(get_args(ModelName))}")
     if model != "kpp" and variant is not None:
         raise UserError(f"{model} has no variants, got {variant!r}")
+    start = PRESETS[name]()
+    if image is not None:
+        start = replace(start, image=image)
     if model == "kpp-paper":
-        return PRESETS[name]()
+        return start
     if model != "kpp":
-        return rival(PRESETS[name](), cast(ModelName, model))
+        return rival(start, cast(ModelName, model))
     variant = variant or "store"
     if variant not in VARIANTS:
         raise UserError(f"unknown variant {variant!r} of kpp; there are {', '.join(VARIANTS)}")
-    return VARIANTS[variant](PRESETS[name]())
+    return VARIANTS[variant](start)

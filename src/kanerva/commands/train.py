@@ -9,6 +9,8 @@ from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
+import yaml
+
 from kanerva.commands.options import Parser, device_of, root_of
 from kanerva.config import RunConfig, from_dict, to_dict
 from kanerva.errors import UserError
@@ -125,7 +127,18 @@ def named(name: str, argv: list[str], content: dict[str, Any] | None = None) -> 
     """The preset that flags, and then a file, ask for."""
     model = given(argv, "--model") or (content or {}).get("model") or "kpp"
     variant = given(argv, "--variant") or (content or {}).get("variant")
-    return preset(name, str(model), variant)
+    image = as_value(given(argv, "--image")) or (content or {}).get("image")
+    if not (isinstance(image, list) and len(image) == 3 and all(type(n) is int for n in image)):
+        image = None  # not given, or wrong: then the parser says so
+    return preset(name, str(model), variant, None if image is None else tuple(image))
+
+
+def as_value(word: str | None) -> object:
+    """What a word on the command line stands for."""
+    try:
+        return None if word is None else yaml.safe_load(word)
+    except yaml.YAMLError:
+        return None
 
 
 def run_name(name: str, model: str, variant: str | None, seed: object) -> str:

@@ -5,14 +5,14 @@
 
 An outline holds the means of small boxes of pixels: of brightness two thirds of the numbers, of two
 colours, in larger boxes, a sixth each; 384 for 32x32 colour pixels are 2x2 and 4x4 boxes. Boxes are
-disjoint, so a pixel that sees the others of its box can tell what it is itself: lower cosines of
-all pixels would be as near to the picture, and tell a single pixel less. What is kept are cosines
+disjoint, so a pixel that sees the others of its box can tell what it is itself: the lowest cosines
+of all pixels lie nearer to the picture, and tell a single pixel less. What is kept are cosines
 along each side (DCT-II) of these means, the lowest first, because they can be measured in units of
 how much they vary from picture to picture, and rounding then costs each as little as it may.
 
 It is where both layers start, one the inverse of the other; each may then learn better numbers,
-slowly, because thousands of pixels move each of them. All in full precision: bf16 has eight bits,
-as many as the pixels.
+slowly, because thousands of pixels move each of them. None of it in bf16, which has eight bits, as
+many as the pixels.
 """
 
 import math
@@ -94,7 +94,7 @@ def lowest_cosines(count: int, image: tuple[int, int, int]) -> Basis:
 
 
 class _Outline(nn.Module):
-    """Directions that start at the lowest cosines and move from there at their own pace, and what
+    """Directions that start at the cosines of boxes and move from there at their own pace, and what
     is usual along each: its middle, and its spread about that."""
 
     start: Basis

@@ -11,8 +11,8 @@ product over all of them: no statistic may run over positions, or a pixel would 
 Neighbours are much alike, and a network that sees their levels learns slowly. So a pixel is shown
 differences: of each neighbour from the point midway between left and above, and of what z alone
 expected there from what it expects here; colours as green, red less green and blue less green.
-Beside the parameters stands a guess, linear in these and in full precision, from which a likelihood
-may count its means: bf16 has eight bits, as many as the pixels.
+Beside the parameters stands a guess, linear in these and not in bf16, from which a likelihood may
+count its means: bf16 has eight bits, as many as the pixels.
 
 Where z tells the means of small boxes of pixels, the first pixel of a box knows little and the last
 one nearly all: each place of a `box` then has weights of its own for what it is shown, and there is

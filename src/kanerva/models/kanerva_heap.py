@@ -33,7 +33,7 @@ from kanerva.memory.placement import KeyPosterior, Placer, Places, locality_loss
 from kanerva.memory.writers import BlockAllocator
 from kanerva.models.base import ElboTerms, Images, JointDensity, MemoryModel, Weigh, all_but_one
 from kanerva.readout import INSIDE, SpatialReadout
-from kanerva.seeding import normal
+from kanerva.seeding import normal, stream
 from kanerva.shapes import Blocks, Episode, FeatureMaps, MemoryMap, PerImage, Points, Readout
 
 Observed = Float[Tensor, "*B T H W"]
@@ -77,19 +77,23 @@ class KanervaHeap(MemoryModel):
     def measure(self, images: Images) -> None:
         """An outline's numbers are told in units of what is usual, and where pixels see their
         neighbours they start from the best linear guesses, given outlines and without."""
-        decoder, images = cast(SpatialDecoder, self.decoder), images.to(self.device)
+        pixels = self.as_episodes(images).flatten(0, 1).to(self.device)
+        decoder = cast(SpatialDecoder, self.decoder)
         if self.writer.outline is None or decoder.outline is None:
             return
+        if len(pixels) < 2:
+            raise UserError("what is usual cannot be measured on one image")
         for outline in (self.writer.outline, decoder.outline):
-            outline.measure(images)
+            outline.measure(pixels)
         if decoder.near is not None:
-            images = images[:: ceil(images[:, 0].numel() / _ENOUGH)]
-            blocks = self.writer.outline(images).tanh()
-            noise = normal(tuple(blocks.shape), None, blocks.device)
-            blocks = held(blocks + self.config.memory.noise * noise, -INSIDE, INSIDE)
+            pixels = pixels[:: ceil(pixels[:, 0].numel() / _ENOUGH)]
+            blocks = self.writer.outline(pixels).tanh()
+            noise = stream("measure", device=blocks.device)
+            drawn = torch.randn(blocks.shape, generator=noise, device=blocks.device)
+            blocks = held(blocks + self.config.memory.noise * drawn, -INSIDE, INSIDE)
             expected = decoder.outline(blocks.atanh())
             nothing = decoder.outline(torch.zeros_like(blocks[:1]))
-            decoder.near.measure(expected, nothing, images)
+            decoder.near.measure(expected, nothing, pixels)
 
     @property
     def key_shape(self) -> tuple[int, ...]:

@@ -166,15 +166,13 @@ class Trainer:
         form = form_of(
             config.step, fabric.device, fabric.world_size > 1 and config.strategy == "fsdp"
         )
-        parts = assemble(config, fabric, form)
+        last = run / "checkpoints" / "last"
+        goes_on = fabric.broadcast(resume and last.exists())
+        parts = assemble(config, fabric, form, None if goes_on else episodes.some(MEASURED))
         self.model, self.average, self.optimizer = parts.model, parts.average, parts.optimizer
         self.progress = Progress()
-        last = run / "checkpoints" / "last"
-        if fabric.broadcast(resume and last.exists()):
+        if goes_on:
             self.progress = restore(last, self.model, self.optimizer, self.average)
-        else:
-            for model in filter(None, (self.model, self.average)):
-                model.measure(episodes.some(MEASURED))
         if self.progress.step > self.total:
             raise UserError(f"{run} is already at step {self.progress.step}, past {self.total}")
         self.step = Step(fabric, parts, clip=config.optim.clip, form=form)

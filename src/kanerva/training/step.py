@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from jaxtyping import Float
 from lightning_fabric import Fabric
 from torch import Tensor, nn
 from torch.utils._triton import has_triton
@@ -69,10 +70,18 @@ class Parts:
     optimizer: torch.optim.Optimizer
 
 
-def assemble(config: RunConfig, fabric: Fabric, form: Form) -> Parts:
-    """Weights from a run's seed, their average and their optimiser."""
+def assemble(
+    config: RunConfig,
+    fabric: Fabric,
+    form: Form,
+    images: Float[Tensor, "N C H W"] | None = None,
+) -> Parts:
+    """Weights from a run's seed, their average and their optimiser. A new run's model may take
+    something from training `images`, before its weights are copied or lie in shards."""
     torch.manual_seed(derive_seed(config.seed, "weights"))
     model = build(config.model_config()).to(fabric.device)
+    if images is not None:
+        model.measure(images)
     if form != "eager":
         model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
     average = copy.deepcopy(model).eval() if config.optim.ema else None
