@@ -88,7 +88,12 @@ class Reading:
 
 
 _SURE = -8.0  # ln of the standard deviation with which a trace is taken for what it is
-INSIDE = 0.999  # a number of a block as far as its tanh can be taken back
+_INSIDE = 0.999  # a number of a block as far as its tanh can be taken back
+
+
+def before_tanh(numbers: Tensor) -> Tensor:
+    """Those of a block, in full precision, as the writer had them before their tanh."""
+    return held(numbers.float(), -_INSIDE, _INSIDE).atanh()
 
 
 class SpatialReadout(nn.Module):
@@ -165,7 +170,7 @@ class SpatialReadout(nn.Module):
         values, priors, sources = [], [], []
         for (part, shape), value in zip(self.shapes.items(), given, strict=True):
             if part == "outline":
-                mean = held(traces.flatten(2).float(), -INSIDE, INSIDE).atanh()
+                mean = before_tanh(traces.flatten(2))
                 prior = DiagonalNormal(mean, torch.full_like(mean, _SURE))
             else:
                 prior = DiagonalNormal.from_network(self.p[part](known).unflatten(0, lead), dim=2)

@@ -74,10 +74,9 @@ class TrainingEpisodes:
     def some(self, count: int) -> Float[Tensor, "N C H W"]:
         """Images from all over the set, the same for every process; of sampled pixels the greys."""
         size = len(self._grey)
-        where = torch.arange(min(count, size), device=self._grey.device) * size // min(count, size)
-        return to_float(
-            self._grey[where].to(self._device), self.binarization in ("threshold", "dither")
-        )
+        count = min(count, size)
+        images = self._grey[torch.arange(count, device=self._grey.device) * size // count]
+        return to_float(images.to(self._device), self.binarization in ("threshold", "dither"))
 
     def _draw(self, epoch: int) -> tuple[Order, Pixels]:
         """The order and pixels of an epoch; the latest is kept."""

@@ -90,20 +90,21 @@ class BoxedLinear(nn.Linear):
     def fit(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
         """Take the weights of least squares from inputs (N, H, W, D) to outputs (N, H, W, O), of
         pixels in whole boxes."""
-        products, along = 0.0, 0.0
+        places, inputs = self.box[0] * self.box[1], self.in_features + 1  # and a bias
+        zeros = self.weight.new_zeros(places, inputs, 1, dtype=torch.float64)
+        products, along = zeros.expand(-1, -1, inputs), zeros.expand(-1, -1, self.outputs)
         for x, y in pairs:
             height, width = (
                 side - side % b for side, b in zip(x.shape[1:3], self.box, strict=True)
             )
             x, y = (self.by_place(one[:, :height, :width]).double() for one in (x, y))
-            x = F.pad(x, (0, 1), value=1.0)  # the bias
+            x = F.pad(x, (0, 1), value=1.0)
             products, along = products + x.mT @ x, along + x.mT @ y
-        if isinstance(products, Tensor):
-            least = 1e-6 * products.diagonal(dim1=-2, dim2=-1).mean(dim=-1).clamp(min=1e-12)
-            ridge = least[:, None, None] * torch.eye(products.shape[-1], device=products.device)
-            found = torch.linalg.solve(products + ridge, along)  # (places, D + 1, O)
-            self.weight.copy_(found[:, :-1].mT.flatten(0, 1))
-            self.bias.copy_(found[:, -1].flatten())
+        least = 1e-6 * products.diagonal(dim1=-2, dim2=-1).mean(dim=-1).clamp(min=1e-12)
+        ridge = least[:, None, None] * torch.eye(inputs, device=products.device)
+        found = torch.linalg.solve(products + ridge, along)  # (places, D + 1, O)
+        self.weight.copy_(found[:, :-1].mT.flatten(0, 1))
+        self.bias.copy_(found[:, -1].flatten())
 
 
 class Neighbours(nn.Module):
@@ -126,13 +127,11 @@ class Neighbours(nn.Module):
         self.before = [(i, j) for i in range(-reach, 0) for j in range(-reach, reach + 1)]
         self.before += [(0, j) for j in range(-reach, 0)]  # rows and columns away
         shown = 2 * channels * (len(self.before) + 1)
+        places = box or (1, 1)
         self.known = nn.Linear(features, width)
-        self.seen = BoxedLinear(shown, width, box or (1, 1))
-        self.guess, self.untold = None, None
-        if guess:
-            self.guess = zeroed(BoxedLinear(shown, channels, box or (1, 1)))
-        if guess and box is not None:
-            self.untold = zeroed(BoxedLinear(shown, channels, box))
+        self.seen = BoxedLinear(shown, width, places)
+        self.guess = zeroed(BoxedLinear(shown, channels, places)) if guess else None
+        self.untold = zeroed(BoxedLinear(shown, channels, places)) if guess and box else None
         self.body = nn.Sequential(
             *[PixelBlock(width) for _ in range(depth)], nn.LayerNorm(width), nn.SiLU()
         )

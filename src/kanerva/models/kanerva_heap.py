@@ -25,14 +25,14 @@ from torch import Tensor
 
 from kanerva.config import ModelConfig
 from kanerva.decoder import SpatialDecoder
-from kanerva.distributions import DiagonalNormal, as_normal, held, mapped
+from kanerva.distributions import DiagonalNormal, as_normal, mapped
 from kanerva.encoder import SampleEncoder, quarter
 from kanerva.errors import UserError
 from kanerva.memory.heap import Memory, Slots
 from kanerva.memory.placement import KeyPosterior, Placer, Places, locality_loss
 from kanerva.memory.writers import BlockAllocator
 from kanerva.models.base import ElboTerms, Images, JointDensity, MemoryModel, Weigh, all_but_one
-from kanerva.readout import INSIDE, SpatialReadout
+from kanerva.readout import SpatialReadout, before_tanh
 from kanerva.seeding import normal, stream
 from kanerva.shapes import Blocks, Episode, FeatureMaps, MemoryMap, PerImage, Points, Readout
 
@@ -90,8 +90,7 @@ class KanervaHeap(MemoryModel):
             blocks = self.writer.outline(pixels).tanh()
             noise = stream("measure", device=blocks.device)
             drawn = torch.randn(blocks.shape, generator=noise, device=blocks.device)
-            blocks = held(blocks + self.config.memory.noise * drawn, -INSIDE, INSIDE)
-            expected = decoder.outline(blocks.atanh())
+            expected = decoder.outline(before_tanh(blocks + self.config.memory.noise * drawn))
             nothing = decoder.outline(torch.zeros_like(blocks[:1]))
             decoder.near.measure(expected, nothing, pixels)
 
