@@ -87,17 +87,32 @@ def test_a_missing_metrics_file_does_not_stop_a_resume(
     assert (run / "metrics.csv").read_text().startswith("step,epoch,split")
 
 
-@pytest.mark.skipif(
-    "ONEDNN_MAX_CPU_ISA" in os.environ or torch.cuda.is_available(), reason="bf16 is allowed here"
-)
-def test_bf16_on_a_cpu_asks_for_what_it_needs(tmp_path: Path, small_run: RunConfig, mnist_root):
-    with pytest.raises(UserError, match="ONEDNN_MAX_CPU_ISA"):
+@pytest.mark.skipif(torch.cuda.is_available(), reason="bf16 runs on the GPU")
+@pytest.mark.parametrize("value", ["ALL", "avx512_core_amx", "DEFAULT"])
+def test_bf16_on_a_cpu_is_refused_where_amx_is_admitted(
+    value: str, tmp_path: Path, small_run: RunConfig, mnist_root: Path, monkeypatch
+):
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", value)
+    with pytest.raises(UserError, match=f"ONEDNN_MAX_CPU_ISA={value} admits AMX"):
         train(replace(small_run, precision="bf16-mixed"), tmp_path / "run", data_root=mnist_root)
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("value, after", [(None, "AVX512_CORE_BF16"), ("AVX2", "AVX2")])
+def test_importing_kanerva_keeps_onednn_off_amx(value: str | None, after: str):
+    """Before torch is loaded; what the environment says already is left as it is."""
+    code = (
+        "import os, sys, kanerva.processor\n"
+        "print(os.environ['ONEDNN_MAX_CPU_ISA'], kanerva.processor.admits_amx())"
+    )
+    known = {k: v for k, v in os.environ.items() if k != "ONEDNN_MAX_CPU_ISA"}
+    known |= {} if value is None else {"ONEDNN_MAX_CPU_ISA": value}
+    done = subprocess.run([sys.executable, "-c", code], env=known, capture_output=True, text=True)
+    assert done.stdout.split() == [after, "False"], done.stderr
+
+
 BF16 = """
-import torch
+import torch  # before kanerva, as many would: oneDNN has not been used yet
 from kanerva.models import build
 from kanerva.presets import preset
 
@@ -115,8 +130,8 @@ for name in ("log_likelihood", "readout_kl", "key_kl"):
 
 
 def test_bf16_keeps_likelihood_and_divergences_in_float32():
-    """In a process of its own: without the variable, bfloat16 stops some processors."""
-    known = os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}
+    """As a user's first lines would run it: a fresh process, nothing set beforehand."""
+    known = {k: v for k, v in os.environ.items() if k != "ONEDNN_MAX_CPU_ISA"}
     done = subprocess.run([sys.executable, "-c", BF16], env=known, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 

@@ -7,10 +7,14 @@ samples = model.generate(memory, 64)
 terms = model.elbo(images)                      # nats per image, higher is better
 """
 
-from kanerva.config import ModelConfig, RunConfig
-from kanerva.errors import NumbersWentBad, UserError
-from kanerva.memory.heap import Memory
-from kanerva.models import ElboTerms, KanervaPlusPlus, MemoryModel, build, load
+from kanerva.processor import avoid_amx
+
+avoid_amx()  # before anything below imports torch
+
+from kanerva.config import ModelConfig, RunConfig  # noqa: E402
+from kanerva.errors import NumbersWentBad, UserError  # noqa: E402
+from kanerva.memory.heap import Memory  # noqa: E402
+from kanerva.models import ElboTerms, KanervaPlusPlus, MemoryModel, build, load  # noqa: E402
 
 __version__ = "0.1.0"
 __all__ = [

@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from kanerva.config import RunConfig
 from kanerva.errors import UserError
+from kanerva.processor import VARIABLE, WITHOUT_AMX, admits_amx
 
 
 def make_fabric(config: RunConfig, accelerator: str) -> Fabric:
@@ -48,10 +49,10 @@ def make_fabric(config: RunConfig, accelerator: str) -> Fabric:
         precision=config.precision,
     )
     on_cpu = fabric.device.type == "cpu"
-    if on_cpu and config.precision == "bf16-mixed" and "ONEDNN_MAX_CPU_ISA" not in os.environ:
+    if on_cpu and config.precision == "bf16-mixed" and admits_amx():
         raise UserError(
-            "bf16-mixed on a CPU: set ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 in the environment first "
-            "(without it some processors stop with 'Illegal instruction'), or use 32-true"
+            f"bf16-mixed on a CPU: {VARIABLE}={os.environ.get(VARIABLE)} admits AMX, with which "
+            f"some processors stop with 'Illegal instruction': unset it, or set {WITHOUT_AMX}"
         )
     fabric.launch()
     return fabric
