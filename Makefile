@@ -42,10 +42,10 @@ slow: setup
 	$(BIN)/pytest -q -m slow
 
 docs: setup
-	$(BIN)/python -m kanerva.quote README.md RESULTS.md docs/*.md benchmarks/*.md
-	$(BIN)/python -m kanerva.benchmark.report docs/speed.png results/bench/throughput*.json
-	$(BIN)/python -m kanerva.experiments.page docs/experiments results/reproduce
-	$(BIN)/python -m kanerva.evaluation.capacity docs/capacity.png results/mnist/kpp-store*-s0.json
+	$(BIN)/python -m kanerva.lab.quote README.md RESULTS.md docs/*.md benchmarks/*.md
+	$(BIN)/python -m kanerva.lab.benchmark.report docs/speed.png results/bench/throughput*.json
+	$(BIN)/python -m kanerva.lab.page docs/experiments results/reproduce
+	$(BIN)/python -m kanerva.lab.capacity docs/capacity.png results/mnist/kpp-store*-s0.json
 
 lint: setup
 	$(BIN)/ruff check .

@@ -13,14 +13,14 @@ import torch
 from PIL import Image
 
 import kanerva
-from kanerva.models import KanervaHeap, shipped_folder
+from kanerva.models import Kpp, shipped_folder
 from kanerva.pictures import map_with_thumbnails
 from kanerva.runs import fixed_episodes, load_split, read_run_config
 
 
 def main(run: str = "runs/demo", picture: str = "malloc_and_free.png") -> float:
     model = kanerva.load(run)
-    if not isinstance(model, KanervaHeap) or model.placer.grid is None:
+    if not isinstance(model, Kpp) or model.placer.grid is None:
         raise SystemExit(f"{run} has no cells to free: train the default model")
     config = read_run_config(shipped_folder(run) or Path(run))
     episodes = fixed_episodes(config, load_split(config, "test", None), model.device)

@@ -21,7 +21,7 @@ from kanerva.config import (
     ReadoutConfig,
     RunConfig,
 )
-from kanerva.models import KanervaPlusPlus
+from kanerva.models import KppPaper
 
 torch.set_num_threads(1)
 
@@ -70,7 +70,7 @@ def draw() -> Callable[..., Tensor]:
 
 
 @pytest.fixture
-def wake(draw: Callable[..., Tensor]) -> Callable[[ModelConfig], KanervaPlusPlus]:
+def wake(draw: Callable[..., Tensor]) -> Callable[[ModelConfig], KppPaper]:
     """Build a model in evaluation mode with nothing left at its initial value.
 
     A fresh network has zero biases, unit running variances and almost no KL; whatever is dropped
@@ -78,8 +78,8 @@ def wake(draw: Callable[..., Tensor]) -> Callable[[ModelConfig], KanervaPlusPlus
     posteriors move off their priors and narrow, so that each KL is worth some nats.
     """
 
-    def build(config: ModelConfig) -> KanervaPlusPlus:
-        model = KanervaPlusPlus(config)
+    def build(config: ModelConfig) -> KppPaper:
+        model = KppPaper(config)
         with torch.no_grad():
             for parameter in model.parameters():
                 size = 0.1 if parameter.ndim < 2 else 0.3 * parameter.std()
@@ -97,7 +97,7 @@ def wake(draw: Callable[..., Tensor]) -> Callable[[ModelConfig], KanervaPlusPlus
 
 
 @pytest.fixture
-def model(tiny: ModelConfig, wake: Callable[[ModelConfig], KanervaPlusPlus]) -> KanervaPlusPlus:
+def model(tiny: ModelConfig, wake: Callable[[ModelConfig], KppPaper]) -> KppPaper:
     return wake(tiny)
 
 

@@ -13,13 +13,13 @@ from torch import Tensor
 
 from kanerva.config import ModelConfig, to_dict
 from kanerva.errors import UserError
-from kanerva.models import MODELS, ElboTerms, JointDensity, KanervaPlusPlus, build, load
+from kanerva.models import MODELS, ElboTerms, JointDensity, KppPaper, build, load
 from kanerva.models import base as base_module
 
 
-def test_a_saved_model_comes_back_the_same(model: KanervaPlusPlus, draw, tmp_path: Path):
+def test_a_saved_model_comes_back_the_same(model: KppPaper, draw, tmp_path: Path):
     model.save_pretrained(tmp_path)
-    back = KanervaPlusPlus.from_pretrained(tmp_path)
+    back = KppPaper.from_pretrained(tmp_path)
     assert back.config == model.config and not back.training
     for name, value in model.state_dict().items():
         assert torch.equal(back.state_dict()[name], value), name
@@ -31,7 +31,7 @@ def test_a_saved_model_comes_back_the_same(model: KanervaPlusPlus, draw, tmp_pat
 
 
 def test_weights_of_a_version_with_fewer_options_load(
-    model: KanervaPlusPlus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: KppPaper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     def older(config: ModelConfig) -> dict:
         written = to_dict(config)
@@ -41,21 +41,21 @@ def test_weights_of_a_version_with_fewer_options_load(
     with monkeypatch.context() as patch:
         patch.setattr(base_module, "to_dict", older)
         model.save_pretrained(tmp_path)
-    assert KanervaPlusPlus.from_pretrained(tmp_path).config == model.config
+    assert KppPaper.from_pretrained(tmp_path).config == model.config
     written = json.loads((tmp_path / "config.json").read_text())
     written["optional"] = written.pop("rows")
     (tmp_path / "config.json").write_text(json.dumps(written))
     with pytest.raises(UserError, match="optional"):
-        KanervaPlusPlus.from_pretrained(tmp_path)
+        KppPaper.from_pretrained(tmp_path)
 
 
-def test_saving_says_nothing(model: KanervaPlusPlus, tmp_path: Path, capfd):
+def test_saving_says_nothing(model: KppPaper, tmp_path: Path, capfd):
     """No message, and (warnings being errors here) no warning."""
     model.save_pretrained(tmp_path)
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_checkpoint_is_tensors_and_a_config_and_no_pickle(model: KanervaPlusPlus, tmp_path: Path):
+def test_a_checkpoint_is_tensors_and_a_config_and_no_pickle(model: KppPaper, tmp_path: Path):
     model.save_pretrained(tmp_path)
     assert json.loads((tmp_path / "config.json").read_text()) == to_dict(model.config)
     assert load_file(tmp_path / "model.safetensors").keys() == model.state_dict().keys()
@@ -63,7 +63,7 @@ def test_a_checkpoint_is_tensors_and_a_config_and_no_pickle(model: KanervaPlusPl
     assert names - {"README.md"} == {"config.json", "model.safetensors"}  # the Hub adds a card
 
 
-def test_a_saved_model_can_be_saved_over(model: KanervaPlusPlus, wake, tiny, tmp_path: Path):
+def test_a_saved_model_can_be_saved_over(model: KppPaper, wake, tiny, tmp_path: Path):
     model.save_pretrained(tmp_path)
     other = wake(replace(tiny, memory=replace(tiny.memory, reads=3)))
     other.save_pretrained(tmp_path)
@@ -76,10 +76,10 @@ def test_a_colour_model_comes_back_too(wake, tiny_colour: ModelConfig, tmp_path:
 
 
 @pytest.mark.parametrize("inner", ["", "checkpoints/best", "checkpoints/last"])
-def test_load_finds_the_checkpoint_of_a_run(model: KanervaPlusPlus, tmp_path: Path, inner: str):
+def test_load_finds_the_checkpoint_of_a_run(model: KppPaper, tmp_path: Path, inner: str):
     model.save_pretrained(tmp_path / inner)
     back = load(str(tmp_path))
-    assert type(back) is KanervaPlusPlus and not back.training
+    assert type(back) is KppPaper and not back.training
     assert torch.equal(back.decoder.project.weight, model.decoder.project.weight)
 
 
@@ -91,7 +91,7 @@ def test_load_prefers_the_best_checkpoint_to_the_last(wake, tiny: ModelConfig, t
 
 
 def test_the_model_of_a_config_is_built_by_name(tiny: ModelConfig):
-    assert type(build(tiny)) is MODELS["kpp-paper"] is KanervaPlusPlus
+    assert type(build(tiny)) is MODELS["kpp-paper"] is KppPaper
 
 
 def damage(folder: Path, kind: str) -> str:
@@ -153,7 +153,7 @@ def damage(folder: Path, kind: str) -> str:
     + ["unknown model"],
 )
 def test_a_damaged_checkpoint_is_one_line_of_error_that_names_the_damage(
-    model: KanervaPlusPlus, tmp_path: Path, kind: str
+    model: KppPaper, tmp_path: Path, kind: str
 ):
     model.save_pretrained(tmp_path)
     named = damage(tmp_path, kind)
@@ -172,7 +172,7 @@ def test_a_folder_that_is_not_there_is_an_error_that_names_it(tmp_path: Path):
 
 
 @pytest.fixture
-def hub(model: KanervaPlusPlus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict]:
+def hub(model: KppPaper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict]:
     """A Hub with one repository, owner/name, and a record of what was asked of it."""
     model.save_pretrained(tmp_path / "hub")
     asked: list[dict] = []
@@ -187,14 +187,14 @@ def hub(model: KanervaPlusPlus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     return asked
 
 
-def test_a_hub_id_loads_like_a_folder(model: KanervaPlusPlus, hub: list[dict]):
+def test_a_hub_id_loads_like_a_folder(model: KppPaper, hub: list[dict]):
     back = load("owner/name")
     assert torch.equal(back.decoder.project.weight, model.decoder.project.weight)
     assert {a["file"] for a in hub} == {"config.json", "model.safetensors"}
 
 
 def test_a_revision_is_passed_on(hub: list[dict]):
-    KanervaPlusPlus.from_pretrained("owner/name", revision="v2", local_files_only=True)
+    KppPaper.from_pretrained("owner/name", revision="v2", local_files_only=True)
     assert all(a["revision"] == "v2" and a["local_files_only"] for a in hub)
 
 
@@ -225,7 +225,7 @@ def test_a_joint_density_is_the_sum_of_its_pieces():
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bool])
 def test_images_of_another_type_are_errors_that_name_it(
-    model: KanervaPlusPlus, draw: Callable[..., Tensor], dtype: torch.dtype
+    model: KppPaper, draw: Callable[..., Tensor], dtype: torch.dtype
 ):
     with pytest.raises(UserError, match=str(dtype)):
         model.write(draw(model.config, 3).to(dtype))
@@ -234,7 +234,7 @@ def test_images_of_another_type_are_errors_that_name_it(
 # Fails: float64 and float16 pass the check and end in a RuntimeError of conv2d (base.py:148).
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
 def test_floats_of_another_precision_are_taken_as_they_are_meant(
-    model: KanervaPlusPlus, draw: Callable[..., Tensor], dtype: torch.dtype
+    model: KppPaper, draw: Callable[..., Tensor], dtype: torch.dtype
 ):
     images = draw(model.config, 3)
     torch.testing.assert_close(model.write(images.to(dtype)).map, model.write(images).map)
@@ -245,7 +245,7 @@ def test_bytes_are_levels_of_255(tiny_colour: ModelConfig):
     torch.testing.assert_close(build(tiny_colour).as_episodes(levels), levels.float()[None] / 255)
 
 
-def test_bytes_are_refused_where_pixels_are_bits(model: KanervaPlusPlus):
+def test_bytes_are_refused_where_pixels_are_bits(model: KppPaper):
     """Bits drawn by `binarize` are bytes 0 and 1: dividing them by 255 would lose them silently."""
     with pytest.raises(UserError, match="got uint8"):
         model.write(torch.ones(3, *model.config.image, dtype=torch.uint8))

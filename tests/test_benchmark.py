@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from kanerva.benchmark import quality, report
-from kanerva.benchmark.throughput import random_episodes
-from kanerva.benchmark.timing import matrix_rate, read_measurement, timed
 from kanerva.cli import main
-from kanerva.commands.bench import _configs
+from kanerva.cli.bench import _configs
 from kanerva.config import RunConfig
 from kanerva.errors import UserError
 from kanerva.evaluation.record import flop_per_image
+from kanerva.lab.benchmark import quality, report
+from kanerva.lab.benchmark.throughput import random_episodes
+from kanerva.lab.benchmark.timing import matrix_rate, read_measurement, timed
 from kanerva.models import build
 from kanerva.presets import preset
 from kanerva.training.loop import train

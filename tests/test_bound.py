@@ -10,7 +10,7 @@ from kanerva.config import ModelConfig
 from kanerva.data import FixedEpisodes, ImageSet
 from kanerva.evaluation import bound as module
 from kanerva.evaluation.bound import bound, iwae, score
-from kanerva.models import ElboTerms, KanervaPlusPlus
+from kanerva.models import ElboTerms, KppPaper
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def test_every_image_counts_once(episodes: FixedEpisodes, monkeypatch):
 
 
 def test_a_long_score_says_how_far_it_is_and_a_short_one_nothing(
-    model: KanervaPlusPlus, episodes: FixedEpisodes, monkeypatch, capsys: pytest.CaptureFixture[str]
+    model: KppPaper, episodes: FixedEpisodes, monkeypatch, capsys: pytest.CaptureFixture[str]
 ):
     """Without a terminal, as in a log file: an hour in silence looks like a hang."""
     monkeypatch.setattr(module, "CHUNK", 1)
@@ -49,12 +49,12 @@ def test_a_long_score_says_how_far_it_is_and_a_short_one_nothing(
     assert "own:  50%" in capsys.readouterr().err
 
 
-def test_a_limit_scores_the_first_episodes(model: KanervaPlusPlus, episodes: FixedEpisodes):
+def test_a_limit_scores_the_first_episodes(model: KppPaper, episodes: FixedEpisodes):
     assert bound(model, episodes, limit=2).n_images == 8
     assert bound(model, episodes, limit=99).n_images == 23
 
 
-def test_the_bound_is_the_mean_negative_elbo(model: KanervaPlusPlus, episodes: FixedEpisodes):
+def test_the_bound_is_the_mean_negative_elbo(model: KppPaper, episodes: FixedEpisodes):
     """At posterior means nothing is drawn, so the average can be taken by hand."""
     batch = episodes.batch(0, 6)
     nll = model.elbo(batch.images, sample=False).nll_nats[batch.counted]
@@ -64,7 +64,7 @@ def test_the_bound_is_the_mean_negative_elbo(model: KanervaPlusPlus, episodes: F
 
 
 def test_a_score_repeats_and_leaves_the_global_state_alone(
-    model: KanervaPlusPlus, episodes: FixedEpisodes
+    model: KppPaper, episodes: FixedEpisodes
 ):
     before = torch.get_rng_state()
     first = bound(model, episodes)
@@ -74,7 +74,7 @@ def test_a_score_repeats_and_leaves_the_global_state_alone(
 
 
 def test_a_part_scores_as_it_does_within_the_whole(
-    model: KanervaPlusPlus, episodes: FixedEpisodes, monkeypatch
+    model: KppPaper, episodes: FixedEpisodes, monkeypatch
 ):
     monkeypatch.setattr(module, "CHUNK", 2)
     seen = []
@@ -89,7 +89,7 @@ def test_a_part_scores_as_it_does_within_the_whole(
     torch.testing.assert_close(seen[0], seen[1])
 
 
-def test_iwae_is_the_log_mean_weight_and_tightens(model: KanervaPlusPlus, episodes: FixedEpisodes):
+def test_iwae_is_the_log_mean_weight_and_tightens(model: KppPaper, episodes: FixedEpisodes):
     one, _ = iwae(model, episodes, 1)
     many, ci95 = iwae(model, episodes, 64)
     assert many < one and ci95 > 0
@@ -105,7 +105,7 @@ def test_bits_per_dim_are_nats_over_ln_2_and_the_number_of_pixels():
     assert found.bits_per_dim((3, 4, 5)) == pytest.approx(7)
 
 
-def test_one_image_has_no_spread(model: KanervaPlusPlus, tiny: ModelConfig):
+def test_one_image_has_no_spread(model: KppPaper, tiny: ModelConfig):
     lone = ImageSet("made", "test", torch.zeros(1, *tiny.image, dtype=torch.uint8))
     episodes = FixedEpisodes(lone, episode_length=1, binarization="threshold")
     found = bound(model, episodes)

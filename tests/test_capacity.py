@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from kanerva.evaluation.capacity import draw, main
 from kanerva.evaluation.record import read_record
 from kanerva.evaluation.report import keys, samples, sizes
+from kanerva.lab.capacity import draw, main
 
 RECORDS = Path(__file__).parents[1] / "results" / "mnist"
 

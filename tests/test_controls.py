@@ -8,7 +8,7 @@ from kanerva.data import FixedEpisodes, ImageSet
 from kanerva.evaluation.bound import bound
 from kanerva.evaluation.controls import controls, left_out, other, other_episode, zeroed
 from kanerva.memory import Memory
-from kanerva.models import KanervaPlusPlus
+from kanerva.models import KppPaper
 
 
 def episodes_of(config: ModelConfig, count: int, length: int) -> FixedEpisodes:
@@ -18,7 +18,7 @@ def episodes_of(config: ModelConfig, count: int, length: int) -> FixedEpisodes:
     )
 
 
-def test_only_the_readout_kl_depends_on_the_memory(model: KanervaPlusPlus, tiny: ModelConfig):
+def test_only_the_readout_kl_depends_on_the_memory(model: KppPaper, tiny: ModelConfig):
     """In K++ the decoder reads z alone, so a control moves KL z and nothing else."""
     episodes = episodes_of(tiny, 24, 4)
     own = bound(model, episodes)
@@ -30,7 +30,7 @@ def test_only_the_readout_kl_depends_on_the_memory(model: KanervaPlusPlus, tiny:
         assert abs(found.kl_z - own.kl_z) > 1e-3
 
 
-def test_zeroed_is_a_memory_of_zeros(model: KanervaPlusPlus, tiny: ModelConfig):
+def test_zeroed_is_a_memory_of_zeros(model: KppPaper, tiny: ModelConfig):
     episodes = episodes_of(tiny, 8, 4)
     batch = episodes.batch(0, 2)
     from kanerva.evaluation.bound import stream
@@ -50,12 +50,12 @@ def test_other_never_shares_an_image(tiny: ModelConfig):
     assert other_episode(episodes, 2) == 1
 
 
-def test_other_is_none_where_no_episode_is_disjoint(model: KanervaPlusPlus, tiny: ModelConfig):
+def test_other_is_none_where_no_episode_is_disjoint(model: KppPaper, tiny: ModelConfig):
     assert other(model, episodes_of(tiny, 5, 4), 2) is None
     assert other(model, episodes_of(tiny, 4, 4), 1) is None
 
 
-def test_left_out_writes_the_episode_without_the_target(model: KanervaPlusPlus, tiny: ModelConfig):
+def test_left_out_writes_the_episode_without_the_target(model: KppPaper, tiny: ModelConfig):
     """Against a loop: each image's memory is written from its three neighbours."""
     images = episodes_of(tiny, 8, 4).batch(0, 2).images
     fast = model.left_out(images, generator=torch.Generator().manual_seed(0))
@@ -81,10 +81,10 @@ def test_left_out_writes_the_episode_without_the_target(model: KanervaPlusPlus, 
             assert slow.nll_nats.item() == pytest.approx(fast.nll_nats[b, t].item(), rel=1e-4)
 
 
-def test_left_out_is_none_for_episodes_of_one(model: KanervaPlusPlus, tiny: ModelConfig):
+def test_left_out_is_none_for_episodes_of_one(model: KppPaper, tiny: ModelConfig):
     assert left_out(model, episodes_of(tiny, 3, 1), 3) is None
 
 
-def test_controls_score_as_many_images_as_asked(model: KanervaPlusPlus, tiny: ModelConfig):
+def test_controls_score_as_many_images_as_asked(model: KppPaper, tiny: ModelConfig):
     found = controls(model, episodes_of(tiny, 40, 4), images=10)
     assert {s.n_images for s in found.values() if s is not None} == {12}  # whole episodes

@@ -133,7 +133,7 @@ def test_gradients_shared_between_graphs_are_those_of_one_process(tmp_path: Path
     script = tmp_path / "script.py"
     script.write_text(
         "import json, sys, torch\n"
-        "from kanerva.benchmark.throughput import random_episodes\n"
+        "from kanerva.lab.benchmark.throughput import random_episodes\n"
         "from kanerva.data import TrainingEpisodes\n"
         "from kanerva.presets import preset\n"
         "from kanerva.training.devices import make_fabric\n"

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from kanerva.memory.dnc_access import (
+from kanerva.models.rivals.dnc_access import (
     AccessState,
     Interface,
     allocation_weights,

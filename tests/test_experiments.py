@@ -11,9 +11,9 @@ from PIL import Image
 from kanerva.cli import main
 from kanerva.data import ImageSet
 from kanerva.errors import UserError
-from kanerva.experiments import NAMES, Lab, allocator, experiment
-from kanerva.experiments.lab import Finding, in_order, perform, save_pictures
-from kanerva.experiments.page import pages
+from kanerva.lab.experiments import NAMES, Lab, allocator, experiment
+from kanerva.lab.harness import Finding, in_order, perform, save_pictures
+from kanerva.lab.page import pages
 
 
 @pytest.fixture(scope="module")

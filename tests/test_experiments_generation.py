@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from kanerva.distributions import as_normal
-from kanerva.experiments import Lab, experiment, perturb, random_keys, vae_vs_kpp, walk
-from kanerva.experiments.lab import Finding, save_pictures
-from kanerva.experiments.perturb import apart, blurred, rms, scene, sharpness, summary, trained
-from kanerva.models import KanervaHeap
+from kanerva.lab.experiments import Lab, experiment, perturb, random_keys, vae_vs_kpp, walk
+from kanerva.lab.experiments.perturb import apart, blurred, rms, scene, sharpness, summary, trained
+from kanerva.lab.harness import Finding, save_pictures
+from kanerva.models import Kpp
 
 
 @pytest.fixture(scope="module")
@@ -199,7 +199,7 @@ def test_the_verdict_on_samples_can_say_no():
 def test_random_keys_of_a_store_memory_replay_or_read_nothing(lab: Lab):
     """Hard reads: every picture at its mean is that of a block written, or of an empty cell."""
     model, length = trained(lab, "kpp-store", {"kpp-store": ("kpp", "store", 2)})
-    assert isinstance(model, KanervaHeap)
+    assert isinstance(model, Kpp)
     images = lab.images(length)[None]
     with torch.no_grad():
         at = scene(model, images, noise())
@@ -300,7 +300,7 @@ def test_cells_masses_and_variation():
 def test_the_targets_slope_is_its_difference_quotient(lab: Lab):
     """Soft reads carry a gradient to the key."""
     model = lab.trained("kpp", "generate", steps=600)
-    assert isinstance(model, KanervaHeap)
+    assert isinstance(model, Kpp)
     maps = torch.randn(1, *model.config.memory.shape, generator=noise())
     target = walk.Target(model, maps, lab.images(7), 1.0)
     between = torch.arange(1, 8) / 4 - 1  # half way between pixels: no kink of the read is near

@@ -9,9 +9,9 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 
-from kanerva.experiments import Lab, baselines, denoise, experiment, iterative, recall
-from kanerva.experiments.lab import Finding
-from kanerva.models import KanervaHeap
+from kanerva.lab.experiments import Lab, baselines, denoise, experiment, iterative, recall
+from kanerva.lab.harness import Finding
+from kanerva.models import Kpp
 
 STEPS = 3
 
@@ -157,7 +157,7 @@ def test_more_room_is_made_of_the_same_cells(lab: Lab):
         model = lab.trained("kpp", **options)
         assert recall.with_room(lab, model, 36, **options) is model
         moved = recall.with_room(lab, model, 256, **options)
-        assert isinstance(moved, KanervaHeap) and moved.writer.shape == block
+        assert isinstance(moved, Kpp) and moved.writer.shape == block
         assert moved.memory_shape(256) == (3, 16 * block[1], 16 * block[1])
     images = lab.images(40)
     memory = moved.write(images, generator=lab.noise("room"))

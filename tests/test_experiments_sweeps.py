@@ -14,7 +14,7 @@ from kanerva.config import RunConfig
 from kanerva.errors import UserError
 from kanerva.evaluation.bound import Score, bound
 from kanerva.evaluation.record import write_record
-from kanerva.experiments import (
+from kanerva.lab.experiments import (
     Finding,
     Lab,
     episode_length,

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kanerva.layers import fused
 from kanerva.layers.evonorm import EvoNormS0
+from kanerva.layers.kernels import fused
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 ON_GPU = fused.AVAILABLE and torch.cuda.is_available() and not INTERPRETED

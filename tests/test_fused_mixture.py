@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from kanerva.layers import fused_mixture
-from kanerva.layers.fused_mixture import AVAILABLE, mixture_log_prob
+from kanerva.layers.kernels import mixture as fused_mixture
+from kanerva.layers.kernels.mixture import AVAILABLE, mixture_log_prob
 from kanerva.likelihoods import LogisticMixture
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"

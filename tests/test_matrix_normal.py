@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.distributions import MultivariateNormal, kl_divergence
 
 from kanerva.config import RowsConfig
-from kanerva.memory.matrix_normal import (
+from kanerva.models.rivals.matrix_normal import (
     MatrixNormal,
     MatrixPrior,
     cholesky,

@@ -21,7 +21,7 @@ from kanerva.config import (
 from kanerva.errors import UserError
 from kanerva.memory import Memory, Slots
 from kanerva.memory.heap import principal
-from kanerva.models import KanervaHeap
+from kanerva.models import Kpp
 
 
 @pytest.mark.parametrize("shape", [(3, 8, 8), (2, 3, 8, 8), (1, 5, 6, 7)])
@@ -182,7 +182,7 @@ EVERYWHERE = pytest.mark.parametrize("placement, read", PLACEMENTS)
 DTYPES = pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "int4"])
 
 
-def heap(placement: str = "cells", read: str = "hard") -> KanervaHeap:
+def heap(placement: str = "cells", read: str = "hard") -> Kpp:
     """A `kpp` of milliseconds with room for eight: two rows of four cells, 8 x 4 pixels each."""
     memory = MemoryConfig(
         channels=2, size=16, reads=1, block=4, placement=placement, read=read, capacity=8
@@ -196,7 +196,7 @@ def heap(placement: str = "cells", read: str = "hard") -> KanervaHeap:
         readout=ReadoutConfig(size=4, channels=1, posterior="residual", prior_width=8),
         decoder=DecoderConfig(base=8, depth=1),
     )
-    model = KanervaHeap(config)
+    model = Kpp(config)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
@@ -220,7 +220,7 @@ def as_they_lie(memory: Memory) -> dict[int, tuple[int, list[float]]]:
     return {h: (slot, books(memory).points[slot].tolist()) for h, slot in slots.items()}
 
 
-def by_hand(model: KanervaHeap, memory: Memory, written: dict[int, Tensor]) -> Tensor:
+def by_hand(model: Kpp, memory: Memory, written: dict[int, Tensor]) -> Tensor:
     """The map as the sum of the blocks of some images, each resampled at its handle's point by
     PyTorch's own spatial transformer, or sliced in where cells are whole pixels."""
     total = torch.zeros_like(memory.map)

@@ -20,9 +20,9 @@ from torch import Tensor
 from kanerva.config import ModelConfig, RunConfig
 from kanerva.distributions import DiagonalNormal
 from kanerva.memory import Memory, window
-from kanerva.models import KanervaPlusPlus
+from kanerva.models import KppPaper
 
-Wake = Callable[[ModelConfig], KanervaPlusPlus]
+Wake = Callable[[ModelConfig], KppPaper]
 Draw = Callable[..., Tensor]
 
 
@@ -43,7 +43,7 @@ def test_defaults_are_those_of_appendix_e():
 
 def test_the_default_model_writes_384_floats_per_image_at_32():
     """docs/evaluation.md: M is free, so its size is said: 3 x 64 x 64 shared by T = 32 images."""
-    model = KanervaPlusPlus(ModelConfig()).eval()
+    model = KppPaper(ModelConfig()).eval()
     with torch.no_grad():
         memory = model.write(torch.zeros(2, 1, 28, 28))
     assert memory.map.shape == (3, 64, 64) and memory.floats / 32 == 384
@@ -63,7 +63,7 @@ def test_an_episode_is_exchangeable_up_to_the_temporal_shift(
     assert not torch.allclose(shifted.write(images).map, shifted.write(images[order]).map)
 
 
-def test_memory_that_no_read_covers_gets_no_gradient(model: KanervaPlusPlus, draw: Draw):
+def test_memory_that_no_read_covers_gets_no_gradient(model: KppPaper, draw: Draw):
     """§3.4, through the whole bound: this is what allocates blocks."""
     images = draw(model.config, 1, 1)
     maps = model.write(images).map.detach().requires_grad_()
@@ -117,7 +117,7 @@ def test_both_divergences_match_monte_carlo(parts):
         assert (q.kl(p) > 20 * error).all()  # a test that could fail
 
 
-def many_draws(model: KanervaPlusPlus, episode: Tensor) -> tuple[Tensor, Tensor]:
+def many_draws(model: KppPaper, episode: Tensor) -> tuple[Tensor, Tensor]:
     """4,000 importance weights and as many one-sample bounds of each image: copies in a batch."""
     weights = model.log_weights(episode.expand(400, -1, -1, -1, -1), 10).flatten(0, 1)
     return weights, model.elbo(episode.expand(4000, -1, -1, -1, -1)).elbo

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from kanerva.commands.train import named
+from kanerva.cli.train import named
 from kanerva.errors import UserError
-from kanerva.models import KanervaHeap, KanervaPlusPlus, build
+from kanerva.models import Kpp, KppPaper, build
 from kanerva.presets import PRESETS, preset
 
 
@@ -17,7 +17,7 @@ def test_the_default_is_the_store(name: str):
     assert run.memory.shape == (3, 64, 64) and run.memory.read == "hard"
     assert run.episode_length <= run.memory.capacity
     assert run.data.set == preset(name, "kpp-paper").data.set == name
-    assert isinstance(build(run.model_config()), KanervaHeap)
+    assert isinstance(build(run.model_config()), Kpp)
 
 
 @pytest.mark.parametrize("name", sorted(PRESETS))
@@ -25,7 +25,7 @@ def test_generate_keeps_no_more_floats_than_store(name: str):
     run = preset(name, variant="generate")
     assert run.memory.placement == "transport" and run.memory.read == "soft"
     assert run.memory.channels * run.memory.size**2 <= 3 * 64 * 64
-    assert isinstance(build(run.model_config()), KanervaHeap)
+    assert isinstance(build(run.model_config()), Kpp)
 
 
 @pytest.mark.parametrize("name", sorted(PRESETS))
@@ -52,7 +52,7 @@ def test_images_of_another_size_have_the_settings_of_that_size():
 def test_the_printed_model_is_as_printed():
     run = preset("mnist", "kpp-paper")
     assert run.variant is None and run.memory.reads == 2 and run.optim.optimiser == "lars_adam"
-    assert isinstance(build(run.model_config()), KanervaPlusPlus)
+    assert isinstance(build(run.model_config()), KppPaper)
 
 
 @pytest.mark.parametrize(

@@ -24,15 +24,15 @@ from kanerva.cli import main
 from kanerva.errors import UserError
 from kanerva.evaluation.bound import bound
 from kanerva.evaluation.record import read_record
+from kanerva.files import read_tensors
+from kanerva.lab import ship as shipping
+from kanerva.lab.card import card
+from kanerva.lab.quote import quoted
+from kanerva.lab.ship import CARD, MOST, RECORD, digest, halved, save_halved, ship
 from kanerva.models import PRETRAINED, MemoryModel, build, load, shipped
 from kanerva.models.base import CONFIG, WEIGHTS
 from kanerva.presets import preset
-from kanerva.pretrained import ship as shipping
-from kanerva.pretrained.card import card
-from kanerva.pretrained.ship import CARD, MOST, RECORD, digest, halved, save_halved, ship
-from kanerva.quote import quoted
 from kanerva.runs import fixed_episodes, load_split, read_run_config
-from kanerva.tensorfile import read_tensors
 
 ROOT = Path(__file__).parents[1]
 NAMES = shipped()

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from kanerva.commands.train import make_parser, starting_point
+from kanerva.cli.train import make_parser, starting_point
 from kanerva.config import RunConfig, from_dict
 from kanerva.errors import UserError
 from kanerva.evaluation.record import read_record
 from kanerva.evaluation.report import compare, headline
-from kanerva.experiments.table1 import BITS, PAPER, SETS
-from kanerva.quote import BLOCK, OTHERS, VALUE, main, quoted, worth
+from kanerva.lab.experiments.table1 import BITS, PAPER, SETS
+from kanerva.lab.quote import BLOCK, OTHERS, VALUE, main, quoted, worth
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = [ROOT / "docs", ROOT / "benchmarks"]
@@ -181,7 +181,7 @@ def typed(text: str) -> list[str]:
 @pytest.mark.parametrize("name", NAMES)
 def test_no_figure_is_typed(name: str):
     found = typed((ROOT / name).read_text())
-    assert not found, f"{name} has figures of no record: {found}; see src/kanerva/quote.py"
+    assert not found, f"{name} has figures of no record: {found}; see src/kanerva/lab/quote.py"
 
 
 def test_a_typed_figure_is_found():

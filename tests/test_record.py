@@ -22,10 +22,10 @@ from kanerva.evaluation.record import (
     training_facts,
 )
 from kanerva.evaluation.report import compare, over_seeds, table
+from kanerva.lab.quote import quoted
 from kanerva.models import load
 from kanerva.models.base import save_weights
 from kanerva.provenance import command
-from kanerva.quote import quoted
 from kanerva.runs import load_split
 from kanerva.training.loop import train
 

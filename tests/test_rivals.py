@@ -18,7 +18,7 @@ from kanerva.evaluation.bound import bound
 from kanerva.evaluation.controls import controls
 from kanerva.memory.heap import Memory
 from kanerva.models import MODELS, VAE, NoMemory, build
-from kanerva.models.no_memory import dense_net, replaced_parameters
+from kanerva.models.rivals.no_memory import dense_net, replaced_parameters
 from kanerva.presets import preset
 
 

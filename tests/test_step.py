@@ -14,9 +14,9 @@ from lightning_fabric import Fabric
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kanerva.benchmark.agreement import agreement
-from kanerva.benchmark.throughput import random_episodes
 from kanerva.config import ModelName, OptimConfig, RunConfig
+from kanerva.lab.benchmark.agreement import agreement
+from kanerva.lab.benchmark.throughput import random_episodes
 from kanerva.presets import preset
 from kanerva.training.optim import LarsAdam, make_optimiser, parameter_groups, set_rate
 from kanerva.training.step import Step, assemble
@@ -60,8 +60,8 @@ import torch
 from lightning_fabric import Fabric
 sys.path.insert(0, {tests!r})
 from test_step import little, little_rival
-from kanerva.benchmark.agreement import agreement
-from kanerva.benchmark.throughput import random_episodes
+from kanerva.lab.benchmark.agreement import agreement
+from kanerva.lab.benchmark.throughput import random_episodes
 config = little(precision={precision!r}) if {model!r} == "kpp" else little_rival({model!r})
 fabric = Fabric(accelerator={device!r}, devices=1, precision={precision!r})
 episodes = random_episodes(config, fabric.device)

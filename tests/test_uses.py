@@ -25,7 +25,7 @@ from kanerva.evaluation.uses import (
     nearest_is_held,
 )
 from kanerva.memory import Memory
-from kanerva.models import KanervaHeap
+from kanerva.models import Kpp
 
 
 @pytest.fixture
@@ -61,10 +61,10 @@ def test_auroc_is_the_share_of_pairs_in_order(ties: bool):
 
 
 def with_places(
-    model: KanervaHeap, monkeypatch: pytest.MonkeyPatch, place: Callable[[Tensor], Tensor]
+    model: Kpp, monkeypatch: pytest.MonkeyPatch, place: Callable[[Tensor], Tensor]
 ) -> None:
     """Let image t of every episode lie where `place` puts its pixels."""
-    write = KanervaHeap.write
+    write = Kpp.write
 
     def placed(images: Tensor, *, generator: torch.Generator | None = None) -> Memory:
         memory = write(model, images, generator=generator)
@@ -81,7 +81,7 @@ def with_places(
 def test_places_by_class_are_nearer_within_a_class(
     heap: ModelConfig, episodes: FixedEpisodes, monkeypatch: pytest.MonkeyPatch
 ):
-    model = KanervaHeap(heap).eval()
+    model = Kpp(heap).eval()
     labels = episodes.image_set.labels
     assert labels is not None
     batch = episodes.batch(0, 5)
@@ -106,18 +106,18 @@ def test_places_by_class_are_nearer_within_a_class(
 
 
 def test_dealt_cells_and_unlabelled_sets_have_no_ratio(heap: ModelConfig, episodes: FixedEpisodes):
-    dealt = KanervaHeap(replace(heap, memory=replace(heap.memory, placement="cells"))).eval()
+    dealt = Kpp(replace(heap, memory=replace(heap.memory, placement="cells"))).eval()
     assert like_beside_like(dealt, episodes, 8) is None
     plain = FixedEpisodes(
         replace(episodes.image_set, labels=None), episode_length=8, binarization="sample"
     )
-    assert like_beside_like(KanervaHeap(heap).eval(), plain, 8) is None
+    assert like_beside_like(Kpp(heap).eval(), plain, 8) is None
 
 
 def test_familiarity_compares_each_episode_with_strangers(
     heap: ModelConfig, episodes: FixedEpisodes, monkeypatch: pytest.MonkeyPatch
 ):
-    model = KanervaHeap(heap).eval()
+    model = Kpp(heap).eval()
     written: list[Tensor] = []
 
     def remember(images: Tensor, *, generator: torch.Generator | None = None) -> Memory:
@@ -143,7 +143,7 @@ def test_replay_is_near_and_grey_is_grey(
 ):
     """Random keys that replay lie at distance zero, greyness zero; moved keys that paint grey do
     not; and keys count by whether a block lies where they fall."""
-    model = KanervaHeap(heap).eval()
+    model = Kpp(heap).eval()
     shown: list[Tensor] = []
     asked: list[Tensor] = []
     write = model.write
@@ -175,7 +175,7 @@ def test_replay_is_near_and_grey_is_grey(
 
 def test_a_full_memory_has_no_free_places_to_sample_at(heap: ModelConfig, episodes: FixedEpisodes):
     memory = MemoryConfig(size=8, reads=1, placement="cells", read="hard", capacity=8)
-    found = generation(KanervaHeap(replace(heap, memory=memory)).eval(), episodes, 40)
+    found = generation(Kpp(replace(heap, memory=memory)).eval(), episodes, 40)
     assert found is not None and "held_nearest" in found and "free_nearest" not in found
     assert all(value == value for value in found.values())  # no NaN
 
@@ -183,7 +183,7 @@ def test_a_full_memory_has_no_free_places_to_sample_at(heap: ModelConfig, episod
 @pytest.mark.parametrize("placement", ["transport", "normalised"])
 def test_a_key_falls_on_a_block_or_beside_it(heap: ModelConfig, placement: str):
     memory = MemoryConfig(size=8, reads=1, block=2, placement=placement, capacity=16)
-    model = KanervaHeap(replace(heap, memory=memory)).eval()
+    model = Kpp(replace(heap, memory=memory)).eval()
     held = model.write(torch.bernoulli(torch.full((2, 5, 1, 8, 8), 0.5)))
     assert nearest_is_held(model, held, as_normal(held.places)).all()
     assert not nearest_is_held(model, model.empty(2), as_normal(held.places)).any()

@@ -14,12 +14,12 @@ avoid_amx()  # before anything below imports torch
 from kanerva.config import ModelConfig, RunConfig  # noqa: E402
 from kanerva.errors import NumbersWentBad, UserError  # noqa: E402
 from kanerva.memory.heap import Memory  # noqa: E402
-from kanerva.models import ElboTerms, KanervaPlusPlus, MemoryModel, build, load  # noqa: E402
+from kanerva.models import ElboTerms, KppPaper, MemoryModel, build, load  # noqa: E402
 
 __version__ = "0.1.0"
 __all__ = [
     "ElboTerms",
-    "KanervaPlusPlus",
+    "KppPaper",
     "Memory",
     "MemoryModel",
     "ModelConfig",

@@ -7,9 +7,9 @@ from torch import nn
 
 from kanerva.config import DecoderConfig, ReadoutConfig
 from kanerva.encoder import quarter
-from kanerva.layers.cosines import FromCosines, box, shares
 from kanerva.layers.evonorm import EvoNormS0
-from kanerva.layers.neighbours import Features, Neighbours, Parameters, Pixels, Told
+from kanerva.layers.outline import FromCosines, box, shares
+from kanerva.layers.pixel_context import Features, Neighbours, Parameters, Pixels, Told
 from kanerva.layers.residual import NormSiLU, residual_stack
 from kanerva.likelihoods import Likelihood
 from kanerva.shapes import DecoderOutput, Episode, Readout

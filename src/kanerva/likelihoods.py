@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kanerva.config import LikelihoodConfig
 from kanerva.errors import UserError
-from kanerva.layers.fused_mixture import mixture_log_prob, supported
+from kanerva.layers.kernels.mixture import mixture_log_prob, supported
 from kanerva.shapes import DecoderOutput, Episode, PerImage, PerPixel
 
 LastWeight = Float[Tensor, "P K"]  # of the layer that makes a decoder's output

@@ -34,8 +34,8 @@ from jaxtyping import Bool, Float, UInt8
 from kanerva.data.image_set import ImageSet
 from kanerva.data.images import split_of
 from kanerva.errors import UserError
+from kanerva.files import read_tensors, write_tensors
 from kanerva.seeding import derive_seed
-from kanerva.tensorfile import read_tensors, write_tensors
 
 RECIPE = 1  # raise it when a change below changes frames
 SEED = 0

@@ -23,9 +23,9 @@ from kanerva.data import Binarization
 from kanerva.errors import NumbersWentBad, UserError
 from kanerva.evaluation.bound import Score, bound, iwae, memory_kl
 from kanerva.evaluation.controls import IMAGES, controls
-from kanerva.evaluation.elsewhere import Elsewhere
+from kanerva.evaluation.resized import Elsewhere
 from kanerva.evaluation.uses import familiarity, generation, like_beside_like
-from kanerva.models import KanervaHeap, checkpoint_folder
+from kanerva.models import Kpp, checkpoint_folder
 from kanerva.models.base import ElboTerms, MemoryModel
 from kanerva.provenance import command, commit, device_name, versions
 from kanerva.runs import fixed_episodes, load_split, read_run_config
@@ -107,7 +107,7 @@ def evaluate(
         "n_images": max((s.n_images for s in tried.values() if s is not None), default=0),
         **{name: None if s is None else as_entry(s, config) for name, s in tried.items()},
     }
-    if isinstance(model, KanervaHeap):
+    if isinstance(model, Kpp):
         count = min(control_images, limit * config.episode_length)
         record["familiarity"] = familiarity(model, scored, count)
         record["places"] = like_beside_like(model, scored, count)
@@ -152,7 +152,7 @@ def memory_size(model: MemoryModel, length: int, dtype: str = "float32") -> dict
 
 def z_shape(config: RunConfig, model: MemoryModel) -> list[Any]:
     """Numbers of the readout; of each of its parts where it has several."""
-    if not isinstance(model, KanervaHeap):
+    if not isinstance(model, Kpp):
         return [config.readout.size]
     parts = [list(shape) for shape in model.readout.shapes.values()]
     return parts if len(parts) > 1 else parts[0]

@@ -14,7 +14,7 @@ from kanerva.distributions import as_normal, as_uniform
 from kanerva.evaluation.bound import chunks
 from kanerva.evaluation.controls import holding, partners, strangers
 from kanerva.memory.heap import Memory
-from kanerva.models.kanerva_heap import KanervaHeap
+from kanerva.models.kpp import Kpp
 from kanerva.seeding import stream
 
 Scores = Float[Tensor, "_"]
@@ -32,9 +32,7 @@ def auroc(positive: Scores, negative: Scores) -> float:
 
 
 @torch.no_grad()
-def familiarity(
-    model: KanervaHeap, episodes: FixedEpisodes, images: int
-) -> dict[str, float] | None:
+def familiarity(model: Kpp, episodes: FixedEpisodes, images: int) -> dict[str, float] | None:
     """Written against unwritten test images: each episode and the next one that shares none."""
     others = partners(episodes, holding(episodes, images))
     if others is None:
@@ -57,9 +55,7 @@ def familiarity(
 
 
 @torch.no_grad()
-def like_beside_like(
-    model: KanervaHeap, episodes: FixedEpisodes, images: int
-) -> dict[str, float] | None:
+def like_beside_like(model: Kpp, episodes: FixedEpisodes, images: int) -> dict[str, float] | None:
     """Mean distance between the places of two images of a class, over that of any two, within
     one memory; labels are used here only. None for sets without labels."""
     labels = episodes.image_set.labels
@@ -80,9 +76,7 @@ def like_beside_like(
 
 
 @torch.no_grad()
-def generation(
-    model: KanervaHeap, episodes: FixedEpisodes, images: int
-) -> dict[str, float | int] | None:
+def generation(model: Kpp, episodes: FixedEpisodes, images: int) -> dict[str, float | int] | None:
     """Samples beside what was written: how far the nearest written image is (root mean square
     over pixels) and how grey they are (mean of 4 p (1 - p): 0 black and white, 1 all grey).
 
@@ -131,7 +125,7 @@ def generation(
 
 
 def nearest_is_held(
-    model: KanervaHeap, memory: Memory, keys: Float[Tensor, "B T 2"]
+    model: Kpp, memory: Memory, keys: Float[Tensor, "B T 2"]
 ) -> Bool[Tensor, "B T"]:
     """Whether the place nearest to a key holds a block."""
     assert memory.slots is not None

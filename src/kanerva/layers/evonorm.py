@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from kanerva.layers import fused
+from kanerva.layers.kernels import fused
 
 Maps = Float[Tensor, "N C H W"]
 

@@ -16,10 +16,10 @@ from PIL import Image
 from torch import Tensor
 
 from kanerva.errors import UserError
+from kanerva.files import read_tensors, write_tensors
 from kanerva.memory.blocks import block_windows, paste_blocks
 from kanerva.memory.grid import Grid
 from kanerva.memory.quantise import packed, rounded, unpacked
-from kanerva.tensorfile import read_tensors, write_tensors
 
 _FORMAT, _OLDER = "kanerva-memory-2", "kanerva-memory-1"  # the older: a float32 map, no slots
 

@@ -5,7 +5,7 @@ from math import ceil, prod
 from torch import nn
 
 from kanerva.config import MemoryConfig
-from kanerva.layers.cosines import ToCosines
+from kanerva.layers.outline import ToCosines
 from kanerva.layers.residual import zeroed
 from kanerva.shapes import Blocks, Embedding, Episode, FeatureMaps, MemoryMap
 

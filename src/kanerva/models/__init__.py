@@ -14,18 +14,18 @@ from kanerva.models.base import (
     hub_file,
     read_config,
 )
-from kanerva.models.differentiable_neural_computer import DifferentiableNeuralComputer
-from kanerva.models.dynamic_kanerva_machine import DynamicKanervaMachine
-from kanerva.models.kanerva_heap import KanervaHeap
-from kanerva.models.kanerva_machine import KanervaMachine
-from kanerva.models.kanerva_plus_plus import KanervaPlusPlus
-from kanerva.models.no_memory import NoMemory
-from kanerva.models.vae import VAE
-from kanerva.models.variational_memory_addressing import VariationalMemoryAddressing
+from kanerva.models.kpp import Kpp
+from kanerva.models.kpp_paper import KppPaper
+from kanerva.models.rivals.dkm import DynamicKanervaMachine
+from kanerva.models.rivals.dnc import DifferentiableNeuralComputer
+from kanerva.models.rivals.km import KanervaMachine
+from kanerva.models.rivals.no_memory import NoMemory
+from kanerva.models.rivals.vae import VAE
+from kanerva.models.rivals.vma import VariationalMemoryAddressing
 
 MODELS: dict[str, type[MemoryModel]] = {
-    "kpp": KanervaHeap,
-    "kpp-paper": KanervaPlusPlus,
+    "kpp": Kpp,
+    "kpp-paper": KppPaper,
     "vae": VAE,
     "no-memory": NoMemory,
     "km": KanervaMachine,
@@ -42,10 +42,10 @@ __all__ = [
     "JointDensity",
     "DifferentiableNeuralComputer",
     "DynamicKanervaMachine",
-    "KanervaHeap",
+    "Kpp",
     "KanervaMachine",
     "VAE",
-    "KanervaPlusPlus",
+    "KppPaper",
     "MemoryModel",
     "NoMemory",
     "VariationalMemoryAddressing",

@@ -19,11 +19,11 @@ from torch import Tensor, nn
 
 from kanerva.config import ModelConfig, from_dict, to_dict
 from kanerva.errors import UserError
+from kanerva.files import read_tensors, write_tensors
 from kanerva.likelihoods import make_likelihood
 from kanerva.memory.heap import Memory
 from kanerva.memory.quantise import bits, rounded
 from kanerva.shapes import Episode, PerImage, Readout
-from kanerva.tensorfile import read_tensors, write_tensors
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 

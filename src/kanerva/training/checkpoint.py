@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from kanerva.errors import UserError
+from kanerva.files import read_tensors, write_tensors
 from kanerva.models.base import CONFIG, WEIGHTS, MemoryModel, load_weights, save_weights
-from kanerva.tensorfile import read_tensors, write_tensors
 from kanerva.training.devices import shard_like, whole
 
 OPTIMIZER, STATE = "optimizer.safetensors", "state.json"

@@ -1,0 +1,78 @@
+"""`kanerva reproduce`: one table or figure of the paper, as a record and a picture."""
+
+from pathlib import Path
+from typing import Any
+
+from kanerva.cli.options import Parser, at_least, device_of, root_of
+from kanerva.errors import UserError
+from kanerva.lab.experiments import NAMES, Experiment, Lab, experiment
+from kanerva.lab.harness import perform, told
+from kanerva.provenance import command
+
+
+def reproduce(argv: list[str]) -> int:
+    """Make one, or list them."""
+    parser = Parser(
+        "reproduce",
+        "Make one table or figure of the paper: trains or finds what it needs, writes a record and "
+        "pictures, and sets the claim beside what was measured. Interrupted, it goes on there.",
+    )
+    parser.add_argument("name", type=str | None, nargs="?", help="one of --list, or all")
+    parser.add_argument("--list", action="store_true", help="what there is, and what it costs")
+    parser.add_argument("--quick", action="store_true", help="small, on glyphs: minutes on a CPU")
+    parser.add_argument("--preset", type=str | None, help="data of the full protocol")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=str, default="reproduced", help="folder of what is made")
+    parser.add_argument("--runs", type=str, default="runs/reproduce", help="folder of its models")
+    parser.add_argument("--steps", type=int | None, help="train every model so long")
+    parser.add_place()
+    options = parser.read(argv)
+    at_least(options, 1, "steps")
+    if options["list"]:
+        print(listing())
+        return 0
+    if options["name"] is None:
+        raise UserError("say which: kanerva reproduce NAME; kanerva reproduce --list shows them")
+    if options["quick"] and options["preset"] not in (None, "glyphs"):
+        raise UserError("--quick runs on glyphs: leave out --preset")
+    names = list(NAMES) if options["name"] == "all" else [options["name"]]
+    for found in [experiment(name) for name in names]:
+        for lab in labs(found, options):
+            typed = command(["reproduce", *(found.name if w == "all" else w for w in argv)])
+            record = perform(found, lab, Path(options["out"]), typed)
+            print(told(record))
+            for file in record["pictures"]:
+                print(Path(options["out"]) / file)
+            print()
+    return 0
+
+
+def labs(found: Experiment, options: dict[str, Any]) -> list[Lab]:
+    """One for each data set the experiment is to run on."""
+    presets = [options["preset"]] if options["preset"] else list(found.presets)
+    return [
+        Lab(
+            quick=options["quick"],
+            preset=name,
+            runs=Path(options["runs"]),
+            seed=options["seed"],
+            device=device_of(options),
+            data_root=root_of(options),
+            steps=options["steps"],
+        )
+        for name in (["glyphs"] if options["quick"] else presets)
+    ]
+
+
+def listing() -> str:
+    """What there is, where it stands in the paper, and what it costs."""
+    rows = [("NAME", "paper", "--quick", "full", "on", "shows")]
+    for name in NAMES:
+        found = experiment(name)
+        on = ", ".join(found.presets)
+        rows.append((name, found.paper, found.quick, found.full, on, found.shows))
+    widths = [max(len(row[column]) for row in rows) + 2 for column in range(len(rows[0]) - 1)]
+    return "\n".join(
+        "".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=False)) + row[-1]
+        for row in rows
+    )

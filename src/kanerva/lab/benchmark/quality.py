@@ -1,0 +1,81 @@
+"""Time to a bound, and time of an evaluation."""
+
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from kanerva.config import RunConfig
+from kanerva.evaluation.bound import bound, iwae
+from kanerva.lab.benchmark.timing import wait
+from kanerva.models import load
+from kanerva.models.base import MemoryModel
+from kanerva.runs import fixed_episodes, load_split, read_run_config
+from kanerva.training.loop import train
+
+_LOADED = time.monotonic()
+
+
+def since_start() -> float:
+    """Seconds since this process began, its imports included where the system tells."""
+    try:
+        with open("/proc/self/stat") as stat, open("/proc/uptime") as uptime:
+            ticks = int(stat.read().rsplit(")", 1)[1].split()[19])
+            return float(uptime.read().split()[0]) - ticks / os.sysconf("SC_CLK_TCK")
+    except OSError:
+        return time.monotonic() - _LOADED
+
+
+def time_to_bound(
+    config: RunConfig,
+    run: Path,
+    target: float,
+    *,
+    every: int,
+    data_root: Path | None,
+    accelerator: str,
+) -> dict[str, Any]:
+    """Train, scoring the whole validation split every so many steps, until its bound passes the
+    target; then score the test split. Everything since the process began is counted."""
+    count = len(load_split(config, "validation", data_root)) // config.episode_length
+    config = replace(config, validate_every=every, validate_episodes=max(count, 1))
+    outcome = train(config, run, until=target, data_root=data_root, accelerator=accelerator)
+    seconds = since_start()
+    model = load(run, device=accelerator)
+    episodes = fixed_episodes(config, load_split(config, "test", data_root), model.device)
+    found = bound(model, episodes)
+    return {
+        "preset": config.preset,
+        "model": config.model,
+        "precision": config.precision,
+        "target_nats": target,
+        "reached": outcome.reason == "bound",
+        "seconds": seconds,
+        "steps": outcome.step,
+        "of_steps": outcome.total,
+        "validation_nats": outcome.best_nll,
+        "test_nats": found.nll_nats,
+        "test_images": found.n_images,
+    }
+
+
+def evaluation_time(run: Path, *, samples: int, data_root: Path | None, device: str) -> list[dict]:
+    """Seconds to score a run's whole test split, after a first small part to warm up."""
+    model, config = load(run, device=device), read_run_config(run)
+    episodes = fixed_episodes(config, load_split(config, "test", data_root), model.device)
+    bound(model, episodes, limit=8)
+    rows = [_scored("bound", model, lambda: bound(model, episodes).nll_nats)]
+    if samples:
+        iwae(model, episodes, 2, limit=8)
+        name = f"iwae_{samples}"
+        rows.append(_scored(name, model, lambda: iwae(model, episodes, samples)[0]))
+    return [row | {"images": len(episodes.image_set), "run": run.name} for row in rows]
+
+
+def _scored(name: str, model: MemoryModel, score: Any) -> dict[str, Any]:
+    wait(model.device)
+    start = time.perf_counter()
+    nats = score()
+    wait(model.device)
+    return {"score": name, "seconds": time.perf_counter() - start, "nats": nats}

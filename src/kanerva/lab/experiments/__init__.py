@@ -1,0 +1,34 @@
+"""The paper's tables and figures, and what goes beyond it: one file each, made by one command."""
+
+from importlib import import_module
+
+from kanerva.errors import UserError
+from kanerva.lab.harness import Experiment, Finding, Lab
+
+NAMES = {  # name of the experiment: its file; in the paper's order, then beyond
+    "table1": "table1",
+    "allocator": "allocator",
+    "iterative": "iterative",
+    "denoise": "denoise",
+    "spatial-transformer": "spatial_transformer",
+    "perturb": "perturb",
+    "random-keys": "random_keys",
+    "vae-vs-kpp": "vae_vs_kpp",
+    "reconstructions": "reconstructions",
+    "recall": "recall",
+    "memory-useful": "memory_useful",
+    "episode-length": "episode_length",
+    "read-steps": "read_steps",
+    "temporal-shift": "temporal_shift",
+    "few-shot": "few_shot",
+    "walk": "walk",
+}
+
+__all__ = ["NAMES", "Experiment", "Finding", "Lab", "experiment"]
+
+
+def experiment(name: str) -> Experiment:
+    """The experiment of that name."""
+    if name not in NAMES:
+        raise UserError(f"unknown experiment {name!r}; there are {', '.join(NAMES)}")
+    return import_module(f"kanerva.lab.experiments.{NAMES[name]}").EXPERIMENT

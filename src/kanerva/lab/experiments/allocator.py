@@ -1,0 +1,155 @@
+"""Fig. 1: a heap. malloc, write, free, malloc again, drawn on the memory itself."""
+
+from typing import Any
+
+import torch
+from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor
+
+from kanerva.distributions import as_normal
+from kanerva.errors import UserError
+from kanerva.lab.harness import Experiment, Finding, Lab, Pixels
+from kanerva.memory.heap import Memory
+from kanerva.models import Kpp
+from kanerva.pictures import map_with_thumbnails, stacked
+
+FREED = (3, 11, 20, 30)  # handles
+
+
+def frame(model: Kpp, memory: Memory, images: dict[int, Tensor], title: str) -> Image.Image:
+    """The map, and beside it what is held, where it lies."""
+    grid = model.placer.grid
+    held = memory.handles
+    pictures = torch.stack([images[h] for h in held or [0]])
+    drawn = map_with_thumbnails(
+        memory.to_image(),
+        memory.places.cpu(),
+        pictures[: len(held)].cpu(),
+        held,
+        cells=None if grid is None else (grid.rows, grid.columns),
+        title=title,
+        side=420,
+    )
+    canvas = Image.new("RGB", (drawn.width, drawn.height + 24), (255, 255, 255))
+    canvas.paste(drawn, (0, 0))
+    text = f"{len(held)} of {memory.capacity} blocks held"
+    font = ImageFont.load_default(size=13)
+    ImageDraw.Draw(canvas).text((10, drawn.height), text, fill=(40, 40, 40), font=font)
+    return canvas
+
+
+def error(model: Kpp, memory: Memory, images: Pixels) -> float:
+    """Mean squared pixel error of what comes back from clean cues, one step."""
+    return float((model.recall(memory, images, steps=1)[0] - images).square().mean())
+
+
+@torch.no_grad()
+def run(lab: Lab) -> Finding:
+    model = lab.trained("kpp", steps=600)
+    assert isinstance(model, Kpp)
+    capacity = model.config.memory.capacity
+    images = lab.images(capacity + len(FREED))
+    parts = images.split([capacity - len(FREED), len(FREED), len(FREED)])
+    shown: dict[int, Tensor] = {}
+
+    def name(memory: Memory, pictures: Tensor, before: list[int]) -> None:
+        new = [handle for handle in memory.handles if handle not in before]
+        shown.update(zip(sorted(new), pictures, strict=True))
+
+    def malloc(memory: Memory, pictures: Tensor) -> Memory:
+        after = model.append(memory, pictures)
+        name(after, pictures, memory.handles)
+        return after
+
+    blank = model.empty()
+    first = malloc(blank, parts[0])
+    full = malloc(first, parts[1])
+    try:
+        model.append(full, parts[2])
+        refused = ""
+    except UserError as problem:
+        refused = str(problem)
+    freed = full.free(*FREED)
+    again = malloc(freed, parts[2])
+    frames = [
+        frame(model, blank, shown, "an empty memory"),
+        frame(model, first, shown, f"malloc and write: {len(first)} images, each its own block"),
+        frame(model, full, shown, f"malloc again: {len(FREED)} more, the rest untouched"),
+        frame(model, freed, shown, f"free {', '.join(map(str, FREED))}: gone at once"),
+        frame(model, again, shown, "malloc again: the freed places are taken"),
+    ]
+    places = {tuple(place) for place in places_of(full, list(FREED)).tolist()}
+    new = [handle for handle in again.handles if handle not in freed.handles]
+    survivors = torch.stack([shown[h] for h in freed.handles])
+    gone = torch.stack([shown[h] for h in FREED])
+    figures = {
+        "capacity": capacity,
+        "written": len(first),
+        "freed": len(FREED),
+        "changed_by_malloc": changed(model, first, full, first.handles),
+        "changed_by_free": changed(model, full, freed, freed.handles),
+        "handles_kept": freed.handles == [h for h in full.handles if h not in FREED],
+        "refused_when_full": refused,
+        "freed_places_taken_again": sum(tuple(p) in places for p in places_of(again, new).tolist()),
+        "error_held": error(model, again, survivors),
+        "error_freed": error(model, again, gone),
+        "familiarity_held": float(model.familiarity(again, survivors).mean()),
+        "familiarity_freed": float(model.familiarity(again, gone).mean()),
+    }
+    kept, spared = figures["changed_by_malloc"], figures["changed_by_free"]
+    taken = figures["freed_places_taken_again"]
+    lines = [
+        f"largest change of a held block by malloc {kept:.1e}, by free {spared:.1e}",
+        f"handles of the rest {'stay' if figures['handles_kept'] else 'MOVED'}; full at "
+        f"{capacity}, the next image is {'refused' if refused else 'TAKEN'}",
+        f"of {len(FREED)} freed places {taken} were taken by the next {len(new)} images",
+        "mean squared pixel error of what comes back: "
+        f"held {figures['error_held']:.4f}, freed {figures['error_freed']:.4f}",
+        f"familiarity (nats, mean): held {figures['familiarity_held']:.0f}, freed "
+        f"{figures['familiarity_freed']:.0f}",
+    ]
+    return Finding(
+        figures,
+        lines,
+        verdict(figures),
+        {"": stacked(frames)},
+        {"": frames},
+    )
+
+
+def verdict(figures: dict[str, Any]) -> str:
+    """Whether blocks are apart, and whether what was freed is forgotten: two questions."""
+    changed = max(figures["changed_by_malloc"], figures["changed_by_free"])
+    apart = changed < 1e-4 and figures["handles_kept"] and figures["refused_when_full"]
+    held, freed = figures["familiarity_held"], figures["familiarity_freed"]
+    said = "malloc and free touch only their own block: what is held stays, what was freed is "
+    if not apart:
+        said = "malloc and free do NOT keep the rest as it was, and what was freed is "
+    if held > 0 > freed:
+        return said + "no longer known."
+    return said + f"STILL known, by {freed:.0f} nats to {held:.0f} of what is held."
+
+
+def places_of(memory: Memory, handles: list[int]) -> Tensor:
+    """Where the blocks of these handles lie, (n, 2)."""
+    return memory.places[[memory.handles.index(handle) for handle in handles]]
+
+
+def changed(model: Kpp, before: Memory, after: Memory, handles: list[int]) -> float:
+    """The largest change of any number in the blocks of these handles."""
+    keys = as_normal(places_of(after, handles))[None]
+    was, now = (model.placer.read(memory.map[None], keys) for memory in (before, after))
+    return float((was - now).abs().max())
+
+
+EXPERIMENT = Experiment(
+    name="allocator",
+    paper="Fig. 1",
+    shows="malloc, write, free, malloc again, on the memory itself",
+    claim="The memory is a heap: samples are written into blocks of their own, blocks are freed "
+    "and taken again, and the rest is not touched.",
+    run=run,
+    quick="about a minute",
+    full="a minute on a GPU",
+    presets=("mnist", "omniglot", "mazes"),
+)

@@ -1,0 +1,167 @@
+"""What experiments on reading share: rivals that learn nothing, scores, and a gallery."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from torch import Tensor
+
+from kanerva.lab.harness import Pixels
+from kanerva.models import MemoryModel
+from kanerva.pictures import tile
+from kanerva.shapes import Episode, PerPixel
+
+Written = Float[Tensor, "B R C H W"]  # what an episode's memory was written from
+COLOURS = {
+    "cue": "#555555",
+    "kpp": "#1f4e79",
+    "kpp-small": "#7aa6d6",
+    "kpp-paper": "#b03a2e",
+    "dkm": "#4c9f70",
+    "dkm, 1 step": "#9fd0b0",
+    "vae": "#d98e04",
+    "median 3x3": "#8e5ea2",
+    "hopfield": "#d98e04",
+    "hopfield 0/1": "#efc77a",
+    "nearest": "#8e5ea2",
+}
+_AT_ONCE = 256  # images that go through a model together
+
+
+# Rivals
+
+
+def median_filter(images: Pixels) -> Pixels:
+    """The middle one of each pixel and its eight neighbours; the border is repeated outwards."""
+    padded = F.pad(images, (1, 1, 1, 1), mode="replicate")
+    return padded.unfold(2, 3, 1).unfold(3, 3, 1).flatten(-2).median(dim=-1).values
+
+
+def apart(
+    pictures: Episode, written: Written, observed: PerPixel | None = None
+) -> Float[Tensor, "B T R"]:
+    """Mean squared pixel distance from each picture to each written image of its episode, over
+    the pixels where `observed` is 1, if it is given."""
+    ones = torch.ones_like(pictures[:, :, 0]) if observed is None else observed
+    seen = ones[:, :, None].expand_as(pictures).flatten(2).double()
+    a, b = pictures.flatten(2).double(), written.flatten(2).double()
+    squares = (seen * a * a).sum(-1, keepdim=True) - 2 * (seen * a) @ b.mT + seen @ (b * b).mT
+    return (squares / seen.sum(-1, keepdim=True)).clamp(min=0).float()
+
+
+def nearest(written: Written, cue: Episode, observed: PerPixel | None = None) -> Episode:
+    """The written image whose visible pixels are nearest to the cue's."""
+    best = apart(cue, written, observed).argmin(dim=-1)
+    return torch.stack([images[which] for images, which in zip(written, best, strict=True)])
+
+
+def hopfield(
+    written: Written,
+    cue: Episode,
+    *,
+    beta: float,
+    steps: int = 1,
+    signed: bool = True,
+    observed: PerPixel | None = None,
+) -> Episode:
+    """The modern Hopfield update, xi <- X softmax(beta X^T xi) (Ramsauer et al. 2020, Eq. 3).
+
+    `signed`: on pixels as -1 to 1, where black-and-white images are equally long; else as they
+    are, where images with more ink attract more. Hidden pixels of the cue have no say at first.
+    """
+    stored, state = written.flatten(2), cue
+    if signed:
+        stored, state = 2 * stored - 1, 2 * state - 1
+    if observed is not None:
+        state = state * observed[:, :, None]
+    state = state.flatten(2)
+    for _ in range(steps):
+        state = (beta * state @ stored.mT).softmax(dim=-1) @ stored
+    pictures = state.unflatten(2, cue.shape[2:])
+    return (pictures + 1) / 2 if signed else pictures
+
+
+# Reading, and what it gives
+
+
+@torch.no_grad()
+def recalled(
+    model: MemoryModel,
+    images: Pixels,
+    cues: Pixels,
+    length: int,
+    *,
+    steps: int,
+    noise: torch.Generator,
+    observed: Float[Tensor, "n H W"] | None = None,
+    elsewhere: bool = False,
+) -> Float[Tensor, "S n C H W"]:
+    """Write images in episodes of that length and recall each from its cue: every step.
+    `elsewhere` looks into the next episode's memory instead, which does not hold the image."""
+    written, asked = images.unflatten(0, (-1, length)), cues.unflatten(0, (-1, length))
+    if elsewhere:
+        written = written.roll(1, dims=0)
+    seen = None if observed is None else observed.unflatten(0, (-1, length))
+    found, several = [], max(1, _AT_ONCE // length)
+    for start in range(0, len(written), several):
+        part = slice(start, start + several)
+        memory = model.write(written[part], generator=noise)
+        told = None if seen is None else seen[part]
+        found.append(model.recall(memory, asked[part], steps=steps, observed=told).flatten(1, 2))
+    return torch.cat(found, dim=1)
+
+
+def its_own(pictures: Episode, written: Episode) -> Bool[Tensor, "B T"]:
+    """Whether no written image is nearer to picture t than image t; equal ones count as found."""
+    distance = apart(pictures, written)
+    own = distance.diagonal(dim1=1, dim2=2)
+    return own <= distance.min(dim=-1).values + 1e-7
+
+
+def squared_error(pictures: Float[Tensor, "*S n C H W"], images: Pixels) -> Float[Tensor, "*S n"]:
+    """Mean squared pixel error of each picture."""
+    return (pictures - images).square().flatten(-3).mean(dim=-1)
+
+
+def averaged(values: Float[Tensor, "n"]) -> dict[str, float]:  # noqa: F821
+    """A mean and its standard error."""
+    spread = values.double().std().item() if len(values) > 1 else math.nan
+    return {"mean": values.double().mean().item(), "se": spread / math.sqrt(len(values))}
+
+
+def lower(difference: dict[str, float]) -> bool:
+    """Whether a mean difference is above zero beyond chance: by 1.96 standard errors."""
+    return difference["mean"] > 1.96 * difference["se"]
+
+
+# Pictures
+
+
+def canvas(width: float, height: float) -> Figure:
+    """An empty figure with room around its panels."""
+    return Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1))
+
+
+def legend_below(figure: Figure, axes: Axes, columns: int) -> None:
+    """One panel's legend for all of them."""
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=9)
+
+
+def gallery(
+    axes: Axes, pictures: Float[Tensor, "rows columns C H W"], rows: list[str], columns: list[str]
+) -> None:
+    """A table of pictures, with its rows and columns named."""
+    image = tile(pictures.flatten(0, 1), pictures.shape[1], scale=1)
+    axes.imshow(image, interpolation="nearest")
+    high, wide = (side + 2 for side in pictures.shape[-2:])  # with its frame
+    axes.set_yticks([(row + 0.5) * high + 0.5 for row in range(len(rows))], rows, fontsize=9)
+    axes.set_xticks([(n + 0.5) * wide + 0.5 for n in range(len(columns))], columns, fontsize=9)
+    axes.xaxis.tick_top()
+    axes.tick_params(length=0)
+    for side in axes.spines.values():
+        side.set_visible(False)

@@ -1,0 +1,136 @@
+"""Figures in prose come from records: rewrite the marked blocks and values of Markdown files.
+
+A block stands between `<!-- table: results/a.json -->` (one record, as `kanerva evaluate` prints
+it), `<!-- bench: results/bench/a.json -->` (as `kanerva bench`) or `<!-- compare: results/*/*.json
+-->` (several, as `kanerva compare`; likewise `seeds`, `sizes`, `keys`, `samples`: report.py) and
+`<!-- end -->`. `table1` and `headline` set the paper's figures beside ours. Several patterns are
+joined by commas.
+
+A value stands in a sentence: `<!-- value: mnist/kpp-store-s0 -->4.43<!-- end -->`. It is the bound
+of a record under `results/`, or what is named after a colon (`:controls.left_out`, `:wall_s`,
+`:rows.0.ms_per_step`); the mean over records where the name is a pattern (`omniglot/vae-s?`).
+Figures and plain numbers are joined by + - * / between spaces; `as .1f` says how to print.
+
+    python -m kanerva.lab.quote README.md RESULTS.md
+"""
+
+import json
+import math
+import re
+import statistics
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from kanerva.errors import UserError
+from kanerva.evaluation.record import read_record
+from kanerva.evaluation.report import compare, headline, keys, over_seeds, samples, sizes, table
+from kanerva.lab.benchmark.report import table as speed
+from kanerva.lab.benchmark.timing import read_measurement
+from kanerva.lab.experiments.table1 import BITS, PAPER, SETS, cells_of, lines_of, verdict_of
+
+TABLES: dict[str, Callable[[list[dict[str, Any]]], str]] = {
+    "table": lambda records: table(records[0]),
+    "compare": compare,
+    "seeds": over_seeds,
+    "sizes": sizes,
+    "keys": keys,
+    "samples": samples,
+}
+OTHERS = ("bench", "reproduce")  # folders of records that are not evaluations
+KINDS = "|".join(("bench", "table1", "headline", *TABLES))
+BLOCK = re.compile(rf"(<!-- ({KINDS}): (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+VALUE = re.compile(r"(<!-- value: ([^<>]+?)(?: as (\S+))? -->)[^<>]*(<!-- end -->)")
+
+
+def quoted(text: str, root: Path) -> str:
+    """The text with every marked block and value made anew from the records it names."""
+
+    def fill(block: re.Match[str]) -> str:
+        opening, kind, patterns, closing = block.groups()
+        return f"{opening}{body(kind, found(patterns.split(','), root))}\n{closing}"
+
+    def print_value(value: re.Match[str]) -> str:
+        opening, expression, form, closing = value.groups()
+        return f"{opening}{worth(expression, root):{form or '.2f'}}{closing}"
+
+    return VALUE.sub(print_value, BLOCK.sub(fill, text))
+
+
+def found(patterns: list[str], folder: Path) -> list[Path]:
+    """The files that patterns name; each must name one."""
+    every = {pattern: sorted(folder.glob(pattern)) for pattern in patterns}
+    for pattern, paths in every.items():
+        if not paths:
+            raise UserError(f"no record matches {pattern} under {folder}")
+    return [path for paths in every.values() for path in paths]
+
+
+def body(kind: str, paths: list[Path]) -> str:
+    """What stands in a block of a kind."""
+    if kind == "bench":
+        return fenced("\n\n".join(speed(read_measurement(path)) for path in paths))
+    records = [read_record(path) for path in paths if path.parent.name not in OTHERS]
+    if kind == "headline":  # a blank line, or Markdown takes it for the comment's
+        paper = {name: nats for name, nats in PAPER["kpp-paper"].items() if name != "mazes"}
+        return f"\n{headline(records, paper, SETS, BITS)}\n"
+    if kind == "table1":
+        tested = [r for r in records if r["split"] == "test"]
+        cells = cells_of(tested, [name for name in SETS if name in PAPER["kpp-paper"]])
+        return f"{fenced(chr(10).join(lines_of(cells, here=False)))}\n\n{verdict_of(cells)}\n"
+    return fenced(TABLES[kind](records))
+
+
+def fenced(text: str) -> str:
+    return f"```text\n{text}\n```"
+
+
+def worth(expression: str, root: Path) -> float:
+    """A sum of products of figures and numbers, with a space on each side of + - * and /."""
+    terms = re.split(r" ([+-]) ", expression)
+    total = 0.0
+    for sign, term in zip(["+", *terms[1::2]], terms[::2], strict=True):
+        factors = re.split(r" ([*/]) ", term)
+        product = 1.0
+        for how, factor in zip(["*", *factors[1::2]], factors[::2], strict=True):
+            number = figure(factor.strip(), root)
+            product = product * number if how == "*" else product / number
+        total += product if sign == "+" else -product
+    return total
+
+
+def figure(name: str, root: Path) -> float:
+    """A plain number, or a field of a record: the mean of it, where several match."""
+    if re.fullmatch(r"[\d.]+(e\d+)?", name):
+        return float(name)
+    pattern, _, field = name.partition(":")
+    above = (folder / "results" for folder in (root, *root.resolve().parents))
+    results = next((folder for folder in above if folder.is_dir()), root / "results")
+    return statistics.fmean(
+        field_of(path, field or "bound") for path in found([f"{pattern}.json"], results)
+    )
+
+
+def field_of(path: Path, field: str) -> float:
+    """A number of a record; of a score its nats."""
+    value = json.loads(path.read_text())
+    for part in field.split("."):
+        try:
+            value = value[int(part)] if isinstance(value, list) else value[part]
+        except (KeyError, IndexError, ValueError, TypeError) as error:
+            raise UserError(f"{path} has no figure {field}") from error
+    value = value["nll_nats"] if isinstance(value, dict) and "nll_nats" in value else value
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise UserError(f"{field} of {path} is no figure")
+    return float(value)
+
+
+def main(files: list[str]) -> None:
+    """Rewrite the files in place; patterns are relative to each file's folder."""
+    for file in map(Path, files):
+        file.write_text(quoted(file.read_text(), file.resolve().parent))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

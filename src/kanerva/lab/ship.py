@@ -1,0 +1,147 @@
+"""Ship a run: its best weights in half precision, scored as they ship, with record and card.
+
+    python -m kanerva.lab.ship runs/mnist-kpp-store-s0 mnist
+
+writes a folder `mnist` beside this file: model.safetensors, config.json, config.yaml,
+evaluation.json and card.md. `kanerva.load("mnist")` then finds it, and a wheel takes it along.
+"""
+
+import argparse
+import hashlib
+import json
+import re
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import yaml
+from torch import Tensor
+
+from kanerva.config import RunConfig, to_dict
+from kanerva.errors import UserError
+from kanerva.evaluation.bound import bound
+from kanerva.evaluation.record import evaluate, write_record
+from kanerva.files import write_tensors
+from kanerva.lab.card import card
+from kanerva.models import PRETRAINED, MemoryModel, load
+from kanerva.models.base import CONFIG, WEIGHTS
+from kanerva.runs import fixed_episodes, load_split, read_run_config
+from kanerva.training.checkpoint import STATE, read_state
+
+MOST = 6_000_000  # bytes of weights; the package is to stay a quick download
+RECORD, CARD = "evaluation.json", "card.md"
+
+
+def ship(
+    run: Path,
+    name: str,
+    *,
+    into: Path = PRETRAINED,
+    data_root: Path | None = None,
+    control_images: int = 1024,
+) -> Path:
+    """Make `into/name` from a run's best checkpoint, scored on a CPU, as any user can. What is
+    there of that name is replaced once all is made."""
+    if not re.fullmatch(r"[a-z][a-z0-9_-]*", name):
+        raise UserError(f"a shipped model's name is a word such as mnist, got {name!r}")
+    config = read_run_config(run)
+    if config.data.set == "images":
+        raise UserError(f"{run} was trained on a folder of images that others do not have")
+    trained = _training(run)
+    with tempfile.TemporaryDirectory() as place:
+        made = Path(place) / name
+        made.mkdir()
+        model = load(run)
+        save_halved(model, made)
+        (made / "config.yaml").write_text(yaml.safe_dump(to_dict(config), sort_keys=False))
+        record = evaluate(run, load(made), data_root=data_root, control_images=control_images)
+        record |= {"command": f"python -m kanerva.lab.ship RUN {name}"}
+        record["shipped"] = {
+            "name": name,
+            "dtype": "float16",
+            "bytes": (made / WEIGHTS).stat().st_size,
+            "sha256": {file: digest(made / file) for file in (WEIGHTS, CONFIG)},
+            "unrounded_nll_nats": _bound(model, config, data_root),
+            "trained": trained,
+        }
+        write_record(record, made / RECORD)
+        (made / CARD).write_text(card(record, config))
+        try:
+            shutil.rmtree(into / name, ignore_errors=True)
+            shutil.copytree(made, into / name)
+        except OSError as error:
+            raise UserError(f"cannot write {into / name}: {error.strerror}") from error
+    return into / name
+
+
+def halved(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Weights in half precision; what is no float stays as it is."""
+    found = {name: t.half() if t.is_floating_point() else t for name, t in weights.items()}
+    for name, value in found.items():
+        if not value.isfinite().all():
+            raise UserError(f"{name} holds numbers that half precision cannot: not shipped")
+    return found
+
+
+def save_halved(model: MemoryModel, folder: Path) -> None:
+    """Weights and config as `load` reads them, if they are small enough to ship.
+
+    Unlike a run's, these weights do not name their config: the record beside them holds the hashes
+    of both files.
+    """
+    write_tensors(folder / WEIGHTS, halved(model.state_dict()), {"format": "pt"})
+    (folder / WEIGHTS).chmod(0o644)  # safetensors keeps files to their owner; these are everyone's
+    (folder / CONFIG).write_text(json.dumps(to_dict(model.config), indent=2) + "\n")
+    size = (folder / WEIGHTS).stat().st_size
+    if size > MOST:
+        raise UserError(
+            f"{size / 1e6:.1f} MB in half precision, and a shipped model has at most "
+            f"{MOST / 1e6:g}: train one of fewer than {MOST / 2e6:g} million parameters"
+        )
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a file."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _training(run: Path) -> dict[str, Any]:
+    """By which commit, where and with what a run was trained."""
+    last = run / "checkpoints" / "last"
+    if not (last / STATE).is_file():
+        raise UserError(f"{last / STATE} is missing: nothing says how {run} was trained")
+    about = read_state(last)["about"]
+    return {key: about[key] for key in ("commit", "device", "versions")}
+
+
+def _bound(model: MemoryModel, config: RunConfig, root: Path | None) -> float:
+    """The figure of the weights before they were halved."""
+    episodes = fixed_episodes(config, load_split(config, "test", root), model.device)
+    return bound(model, episodes, title="unrounded").nll_nats
+
+
+def main(words: list[str]) -> int:
+    """Ship what the command line names; a mistake gets one line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m kanerva.lab.ship",
+        description="Halve a run's best weights, score them, and put them into the package.",
+    )
+    parser.add_argument("run", type=Path, help="run folder")
+    parser.add_argument("name", help="what kanerva.load is to call it")
+    parser.add_argument("--into", type=Path, default=PRETRAINED, help="folder to put it into")
+    parser.add_argument("--data-root", type=Path, help="where data sets lie")
+    given = parser.parse_args(words)
+    try:
+        folder = ship(given.run, given.name, into=given.into, data_root=given.data_root)
+    except UserError as error:
+        print(f"kanerva: {error}", file=sys.stderr)
+        return 2
+    print((folder / CARD).read_text())
+    print(folder)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
