@@ -5,16 +5,18 @@ from math import ceil
 import torch
 from torch import nn
 
-from kanerva.config import DecoderConfig, ReadoutConfig
+from kanerva.config import DecoderConfig, KppDecoderConfig, KppReadoutConfig
 from kanerva.encoder import quarter
 from kanerva.layers.evonorm import EvoNormS0
 from kanerva.layers.outline import FromCosines, box, shares
 from kanerva.layers.pixel_context import Features, Neighbours, Parameters, Pixels, Told
 from kanerva.layers.residual import NormSiLU, residual_stack
 from kanerva.likelihoods import Likelihood
+from kanerva.seeding import Noise, as_generator
 from kanerva.shapes import DecoderOutput, Episode, Readout
 
 _NOTHING = 0.02  # below this root mean square an outline is an empty place's (they are about 0.4)
+_CONTEXT_DEPTH = 4  # ours: residual blocks of each pixel that sees its neighbours
 _NARROWEST = 16  # ours: feature maps are halved per layer, but not below this
 
 
@@ -55,8 +57,8 @@ class SpatialDecoder(nn.Module):
 
     def __init__(
         self,
-        config: DecoderConfig,
-        readout: ReadoutConfig,
+        config: KppDecoderConfig,
+        readout: KppReadoutConfig,
         likelihood: Likelihood,
         image: tuple[int, int, int],
         outline: int = 0,
@@ -83,11 +85,11 @@ class SpatialDecoder(nn.Module):
                 outputs=outputs,
                 reach=config.neighbours,
                 width=config.near_width,
-                depth=config.near_depth,
+                depth=_CONTEXT_DEPTH,
                 box=_box(outline, image, config.neighbours) if outline else None,
                 guess=likelihood.has_means,
             )
-            likelihood.settle(self.near.last.weight, self.near.last.bias, 0.05)
+            likelihood.init_last_layer(self.near.last.weight, self.near.last.bias, 0.05)
         self.stack = nn.Sequential(
             residual_stack(base, config.depth),
             nn.Conv2d(base, 4 * half, 1),
@@ -98,7 +100,7 @@ class SpatialDecoder(nn.Module):
             nn.PixelShuffle(2),
         )
         weight, bias = (p.unflatten(0, (last, 4)).flatten(1) for p in self.stack[-2].parameters())
-        likelihood.settle(weight[:outputs], bias[:outputs], 0.1 if outline else 0.2)
+        likelihood.init_last_layer(weight[:outputs], bias[:outputs], 0.1 if outline else 0.2)
 
     def forward(self, readout: Readout, images: Episode | None = None) -> DecoderOutput:
         """Parameters of p(x | z), pixel for pixel. Where pixels see their neighbours, those of
@@ -108,26 +110,26 @@ class SpatialDecoder(nn.Module):
         if self.near is None or images is None:
             return sketch.unflatten(0, readout.shape[:2])
         near = self.near(features, self._expected(sketch), images.flatten(0, 1), told)
-        return self._about(*near).unflatten(0, readout.shape[:2])
+        return self._shift_means(*near).unflatten(0, readout.shape[:2])
 
     @torch.no_grad()
-    def draw(self, readout: Readout, generator: torch.Generator | None = None) -> Episode:
+    def sample(self, readout: Readout, generator: Noise = None) -> Episode:
         """A sample of p(x | z): all pixels at once, or in turn where they see their neighbours."""
         if self.near is None:
-            return self.likelihood.sample(self(readout), generator)
+            return self.likelihood.sample(self(readout), as_generator(generator))
 
         def one(output: Parameters, guess: Pixels) -> Pixels:
-            return self.likelihood.sample(self._about(output, guess)[None], generator)[0]
+            return self.likelihood.sample(self._shift_means(output, guess)[None], as_generator(generator))[0]
 
         sketch, features, told = self._pixels(readout)
-        drawn = self.near.draw(features, self._expected(sketch), one, told)
+        drawn = self.near.sample(features, self._expected(sketch), one, told)
         return drawn.unflatten(0, readout.shape[:2])
 
     def _expected(self, sketch: Parameters) -> Pixels:
         return self.likelihood.mean(sketch[None])[0]
 
-    def _about(self, output: Parameters, guess: Pixels) -> Parameters:
-        return self.likelihood.about(output[None], guess[None])[0]
+    def _shift_means(self, output: Parameters, guess: Pixels) -> Parameters:
+        return self.likelihood.shift_means(output[None], guess[None])[0]
 
     def _pixels(self, readout: Readout) -> tuple[Parameters, Features, Told | None]:
         """The sketch, the features beside it, and who has an outline."""
@@ -142,7 +144,7 @@ class SpatialDecoder(nn.Module):
         if self.outline is None:
             return sketch, features, None
         told = outline.detach().square().mean(dim=-1) > _NOTHING**2
-        return self._about(sketch, self.outline(outline)), features, told
+        return self._shift_means(sketch, self.outline(outline)), features, told
 
 
 def _box(outline: int, image: tuple[int, int, int], reach: int) -> tuple[int, int]:

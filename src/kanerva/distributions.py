@@ -3,21 +3,21 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from kanerva.seeding import normal, uniform
+from kanerva.seeding import Noise, normal, uniform
 from kanerva.shapes import PerImage
 
 Latent = Float[Tensor, "B T *event"]
 _LOG_STD_RANGE = (-7.0, 4.0)  # ours: keeps a KL finite when a network runs away
 
 
-class Held(torch.autograd.Function):
-    """x between two ends. A gradient that leads back inside passes: with `clamp` a number that has
+class RecoverableClamp(torch.autograd.Function):
+    """x clamped to a range. A gradient that leads back inside passes: with `clamp` a number that has
     once left can never return, and a posterior stays as narrow as it may be for good."""
 
     @staticmethod
@@ -33,9 +33,9 @@ class Held(torch.autograd.Function):
         return slope.masked_fill(outward, 0.0), None, None
 
 
-def held(x: Tensor, low: float, high: float) -> Tensor:
-    """`Held`, called like `clamp`."""
-    return Held.apply(x, low, high)  # pyright: ignore[reportReturnType]
+def recoverable_clamp(x: Tensor, low: float, high: float) -> Tensor:
+    """`RecoverableClamp`, called like `clamp`."""
+    return RecoverableClamp.apply(x, low, high)  # pyright: ignore[reportReturnType]
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class DiagonalNormal:
     def from_network(cls, output: Float[Tensor, "B T *two_l"], dim: int = -1) -> "DiagonalNormal":
         """Split a network's last layer into mean and log standard deviation."""
         mean, log_std = output.float().chunk(2, dim=dim)
-        return cls(mean, held(log_std, *_LOG_STD_RANGE))
+        return cls(mean, recoverable_clamp(log_std, *_LOG_STD_RANGE))
 
     @classmethod
     def standard_like(cls, latent: Latent) -> "DiagonalNormal":
@@ -65,7 +65,7 @@ class DiagonalNormal:
     def std(self) -> Latent:
         return self.log_std.exp()
 
-    def sample(self, generator: torch.Generator | None = None) -> Latent:
+    def sample(self, generator: Noise = None) -> Latent:
         """mean + std * noise. The paper prints sigma^2 * noise (§3.3); a normal scales by sigma."""
         noise = normal(tuple(self.mean.shape), generator, self.mean.device)
         return self.mean + self.std * noise
@@ -110,7 +110,7 @@ class ConfinedNormal:
         """The middle of the box, as a key."""
         return as_normal(self.centre)
 
-    def sample(self, generator: torch.Generator | None = None) -> Latent:
+    def sample(self, generator: Noise = None) -> Latent:
         chance = 2 * uniform(tuple(self.centre.shape), generator, self.centre.device) - 1
         return as_normal(self.centre + self.half * chance)
 
@@ -123,10 +123,46 @@ class ConfinedNormal:
         return -self.mass.log()
 
 
+@dataclass(frozen=True)
+class PointMass:
+    """A latent that is certain: what `dkm` reads. It has no density, and costs nothing."""
+
+    mean: Latent
+
+    def sample(self, generator: Noise = None) -> Latent:
+        return self.mean
+
+    def log_prob(self, value: Latent) -> PerImage:
+        return self.mean.new_zeros(self.mean.shape[:2])
+
+    def kl(self, other: "PointMass") -> PerImage:
+        return self.mean.new_zeros(self.mean.shape[:2])
+
+
+class ReadDistribution(Protocol):
+    """p(z | M, y), whatever a model reads."""
+
+    @property
+    def mean(self) -> Latent: ...
+
+    def sample(self, generator: Noise = None) -> Latent: ...
+
+    def log_prob(self, value: Latent) -> PerImage: ...
+
+
+KeyPosterior = DiagonalNormal | ConfinedNormal
+
+
+def no_keys(batch: int, length: int, device: torch.device) -> DiagonalNormal:
+    """The key posterior of a model without keys: no number, no cost."""
+    nothing = torch.zeros(batch, length, 0, device=device)
+    return DiagonalNormal(nothing, nothing)
+
+
 Distribution = TypeVar("Distribution", bound=DiagonalNormal | ConfinedNormal)
 
 
-def mapped(given: Distribution, function: Callable[[Tensor], Tensor]) -> Distribution:
+def map_samples(given: Distribution, function: Callable[[Tensor], Tensor]) -> Distribution:
     """The distributions of the same samples in another order or shape."""
     return replace(given, **{name: function(value) for name, value in vars(given).items()})
 

@@ -3,18 +3,21 @@
 import torch.nn.functional as F
 from torch import nn
 
-from kanerva.config import EncoderConfig
+from kanerva.config import KppEncoderConfig, ResNetConfig
 from kanerva.layers.residual import NormSiLU, residual_stack
 from kanerva.layers.resnet import ResNet
 from kanerva.shapes import Embedding, Episode, FeatureMaps
+
+_BLOCKS = (2, 2, 2, 2)  # residual blocks of each stage: a ResNet-18
 
 
 class EpisodeEncoder(nn.Module):
     """Embed each sample of an episode with its neighbours in view. Any T, a lone cue included."""
 
-    def __init__(self, config: EncoderConfig, channels: int) -> None:
+    def __init__(self, config: ResNetConfig, channels: int) -> None:
         super().__init__()
-        self.net = ResNet(channels, config.width, config.blocks, config.shift)
+        shift = getattr(config, "shift", 0.0)  # only some models' encoders have one
+        self.net = ResNet(channels, config.width, _BLOCKS, shift)
         self.features = self.net.features  # D
 
     def forward(self, episode: Episode) -> Embedding:
@@ -29,7 +32,7 @@ class SampleEncoder(nn.Module):
     alone, so that others can come and go.
     """
 
-    def __init__(self, config: EncoderConfig, channels: int) -> None:
+    def __init__(self, config: KppEncoderConfig, channels: int) -> None:
         super().__init__()
         width = config.width
         self.features = 2 * width  # D

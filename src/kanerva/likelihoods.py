@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from kanerva.config import LikelihoodConfig
+from kanerva.config import LikelihoodName
 from kanerva.errors import UserError
 from kanerva.layers.kernels.mixture import mixture_log_prob, supported
 from kanerva.shapes import DecoderOutput, Episode, PerImage, PerPixel
@@ -24,7 +24,7 @@ LastBias = Float[Tensor, "P *K"]
 class Likelihood(ABC):
     """What a decoder's output means for pixels."""
 
-    has_means = False  # that `about` counts from a guess
+    has_means = False  # that `shift_means` counts from a guess
 
     @abstractmethod
     def outputs(self, channels: int) -> int:
@@ -47,13 +47,13 @@ class Likelihood(ABC):
             pixels = torch.where(observed == 0, 0.0, pixels * observed)
         return pixels.flatten(2).sum(-1)
 
-    def about(self, output: DecoderOutput, guess: Episode) -> DecoderOutput:
+    def shift_means(self, output: DecoderOutput, guess: Episode) -> DecoderOutput:
         """The parameters whose means `output` counts from `guess`; as they are, without means."""
         return output
 
-    def settle(self, weight: LastWeight, bias: LastBias, width: float) -> None:
-        """Set a new decoder's last layer: how far pixels may at first lie from what is expected of
-        them, `width` on [-1, 1]."""
+    def init_last_layer(self, weight: LastWeight, bias: LastBias, width: float) -> None:
+        """Initialise a decoder's last layer so that predictions start within `width` of the mean;
+        pixels lie on [-1, 1]."""
         return
 
     @abstractmethod
@@ -170,7 +170,7 @@ class LogisticMixture(Likelihood):
         log_bin = torch.where(last, F.logsigmoid(-lower), log_bin)
         return torch.logsumexp(logits.log_softmax(2) + log_bin.sum(2), dim=2)
 
-    def about(self, output: DecoderOutput, guess: Episode) -> DecoderOutput:
+    def shift_means(self, output: DecoderOutput, guess: Episode) -> DecoderOutput:
         """Means counted from `guess`; and those of green and blue move with what the channels
         before them differ from it by, not with those channels themselves."""
         rest = output.float().unflatten(2, (-1, self.components))
@@ -185,7 +185,7 @@ class LogisticMixture(Likelihood):
         return rest.flatten(2, 3)
 
     @torch.no_grad()
-    def settle(self, weight: LastWeight, bias: LastBias, width: float) -> None:
+    def init_last_layer(self, weight: LastWeight, bias: LastBias, width: float) -> None:
         """Means within that of zero, scales as wide, and colours that move together."""
         channels = self._channels(len(weight))
         weight = weight.unflatten(0, (-1, self.components))
@@ -239,8 +239,9 @@ class LogisticMixture(Likelihood):
         return (torch.stack(drawn, dim=2) + 1) / 2
 
 
-def make_likelihood(config: LikelihoodConfig) -> Likelihood:
+COMPONENTS = 10  # of the mixture. ours
+
+
+def make_likelihood(name: LikelihoodName) -> Likelihood:
     """The likelihood a config names."""
-    if config.kind == "bernoulli":
-        return Bernoulli()
-    return LogisticMixture(config.components)
+    return Bernoulli() if name == "bernoulli" else LogisticMixture(COMPONENTS)

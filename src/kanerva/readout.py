@@ -6,20 +6,26 @@ from math import prod
 import torch
 from torch import Tensor, nn
 
-from kanerva.config import MemoryConfig, ReadoutConfig
-from kanerva.distributions import DiagonalNormal, held
+from kanerva.config import (
+    KppReadoutConfig,
+    PaperMemoryConfig,
+    PaperReadoutConfig,
+    VectorReadoutConfig,
+)
+from kanerva.distributions import DiagonalNormal, recoverable_clamp
 from kanerva.layers.dense import deep_linear
 from kanerva.layers.evonorm import EvoNormS0
 from kanerva.layers.residual import residual_stack, zeroed
+from kanerva.seeding import Noise
 from kanerva.shapes import Blocks, Embedding, FeatureMaps, PerImage, Readout, Traces
 
 
 class ReadoutPosterior(nn.Module):
     """q(Z|X): amortised, straight from the embedding ("stable top branch", Fig. 5)."""
 
-    def __init__(self, config: ReadoutConfig, embedding: int) -> None:
+    def __init__(self, config: VectorReadoutConfig, embedding: int) -> None:
         super().__init__()
-        self.net = deep_linear(embedding, config.hidden, 2 * config.size, config.layers)
+        self.net = deep_linear(embedding, config.hidden, 2 * config.size)
 
     def forward(self, embedding: Embedding) -> DiagonalNormal:
         return DiagonalNormal.from_network(self.net(embedding))
@@ -31,7 +37,7 @@ class ReadoutPrior(nn.Module):
     EvoNorm-S0 keeps statistics to one sample: a prior must see the episode through M alone.
     """
 
-    def __init__(self, config: ReadoutConfig, memory: MemoryConfig) -> None:
+    def __init__(self, config: PaperReadoutConfig, memory: PaperMemoryConfig) -> None:
         super().__init__()
         width, side = config.prior_width, memory.block
         layers: list[nn.Module] = [
@@ -93,15 +99,15 @@ _INSIDE = 0.999  # a number of a block as far as its tanh can be taken back
 
 def before_tanh(numbers: Tensor) -> Tensor:
     """Those of a block, in full precision, as the writer had them before their tanh."""
-    return held(numbers.float(), -_INSIDE, _INSIDE).atanh()
+    return recoverable_clamp(numbers.float(), -_INSIDE, _INSIDE).atanh()
 
 
 class SpatialReadout(nn.Module):
     """p(z | M, y) from a trace, and q(z | x, M, y) from trace and sample (§3.3, taken further).
 
     z has a global part g of `size` numbers and a spatial part s of `channels` maps, a quarter of
-    the image's side: p(z|.) = p(g | trace) p(s | g, trace). With `residual`, q says by how much and
-    how surely it differs, in units of the prior:
+    the image's side: p(z|.) = p(g | trace) p(s | g, trace). q says by how much and how surely
+    it differs, in units of the prior:
 
         mean = mu_p + sigma_p * delta,   std = sigma_p * exp(rho),   delta = rho = 0 at first
 
@@ -111,14 +117,14 @@ class SpatialReadout(nn.Module):
 
     def __init__(
         self,
-        config: ReadoutConfig,
+        config: KppReadoutConfig,
         trace: tuple[int, int, int],
         features: int,
         side: tuple[int, int],
         outline: bool = False,
     ) -> None:
         super().__init__()
-        self.side, self.residual = side, config.posterior == "residual"
+        self.side = side
         width, places = config.prior_width, side[0] * side[1]
         self.lift = nn.Linear(prod(trace), width * places)  # a trace as quarter-size maps
         self.body = residual_stack(width, 1)
@@ -156,7 +162,7 @@ class SpatialReadout(nn.Module):
         *,
         readout: Readout | None = None,
         sample: bool = True,
-        generator: torch.Generator | None = None,
+        generator: Noise = None,
     ) -> Reading:
         """Walk down the parts: z from q where the sample's `maps` are given, else from p; or take
         `readout` as it is. `sample=False` takes the mean of each part."""
@@ -191,7 +197,24 @@ class SpatialReadout(nn.Module):
         return Reading(values, priors, sources)
 
     def _posterior(self, said: DiagonalNormal, prior: DiagonalNormal) -> DiagonalNormal:
-        """What the network said, in units of the prior where the posterior is a residual."""
-        if not self.residual:
-            return said
+        """What the network said, in units of the prior."""
         return DiagonalNormal(prior.mean + prior.std * said.mean, prior.log_std + said.log_std)
+
+
+@dataclass(frozen=True)
+class SpatialPrior:
+    """p(z | M, y) of `kpp`, part by part: the spatial part depends on the global one."""
+
+    readout: SpatialReadout
+    traces: Blocks
+
+    @property
+    def mean(self) -> Readout:
+        """Of each part, given the means of those before it."""
+        return self.readout(self.traces, sample=False).readout
+
+    def sample(self, generator: Noise = None) -> Readout:
+        return self.readout(self.traces, generator=generator).readout
+
+    def log_prob(self, value: Readout) -> PerImage:
+        return self.readout(self.traces, readout=value).log_prior

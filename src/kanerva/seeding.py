@@ -2,8 +2,8 @@
 nor of how many processes share a batch."""
 
 import hashlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from typing import TypeAlias
 
 import torch
 from jaxtyping import Float
@@ -21,44 +21,49 @@ def stream(*names: int | str, device: str | torch.device = "cpu") -> torch.Gener
     return torch.Generator(device=device).manual_seed(derive_seed(*names))
 
 
-# Noise for the episodes of a batch. Where several processes share one, each draws the noise of the
-# whole and keeps that of its own episodes: a run is the same on one device and on many.
+class Share:
+    """This process's part of the noise of a batch that several processes share.
 
-_share = (0, 1)  # this process, of how many
+    Each draws the noise of the whole batch, from torch's own generator, and keeps that of its own
+    episodes: a run is the same on one device and on many. (A plain class: wrappers of modules take
+    dataclasses apart.)
+    """
+
+    def __init__(self, rank: int, world: int) -> None:
+        self.rank, self.world = rank, world
 
 
-@contextmanager
-def sharing(rank: int, world: int) -> Iterator[None]:
-    """Within, this process's batches are part `rank` of `world` equal ones."""
-    global _share
-    before, _share = _share, (rank, world)
-    try:
-        yield
-    finally:
-        _share = before
+Noise: TypeAlias = torch.Generator | Share | None
+"""Where random numbers come from: a generator, a share of torch's own, or torch's own."""
 
 
 def uniform(
-    shape: tuple[int, ...], generator: torch.Generator | None, device: torch.device | str
+    shape: tuple[int, ...], noise: Noise, device: torch.device | str
 ) -> Float[Tensor, "*shape"]:
     """Uniform on [0, 1); the first dimension counts episodes."""
-    return _drawn(torch.rand, shape, generator, device)
+    return _draw(torch.rand, shape, noise, device)
 
 
 def normal(
-    shape: tuple[int, ...], generator: torch.Generator | None, device: torch.device | str
+    shape: tuple[int, ...], noise: Noise, device: torch.device | str
 ) -> Float[Tensor, "*shape"]:
     """From N(0, 1); the first dimension counts episodes."""
-    return _drawn(torch.randn, shape, generator, device)
+    return _draw(torch.randn, shape, noise, device)
 
 
-def _drawn(
+def _draw(
     draw: Callable[..., Tensor],
     shape: tuple[int, ...],
-    generator: torch.Generator | None,
+    noise: Noise,
     device: torch.device | str,
 ) -> Tensor:
-    rank, world = _share
+    if not isinstance(noise, Share):
+        return draw(shape, generator=noise, device=device)
     count = shape[0]
-    whole = draw((world * count, *shape[1:]), generator=generator, device=device)
-    return whole if world == 1 else whole[rank * count : (rank + 1) * count]
+    whole = draw((noise.world * count, *shape[1:]), device=device)
+    return whole[noise.rank * count : (noise.rank + 1) * count]
+
+
+def as_generator(noise: Noise) -> torch.Generator | None:
+    """For torch's own functions, outside training: no batch is shared there."""
+    return noise if isinstance(noise, torch.Generator) else None

@@ -114,7 +114,7 @@ class _Outline(nn.Module):
         return self.start + _PACE * self.change
 
     @torch.no_grad()
-    def measure(self, images: Pixels) -> None:
+    def fit_to_data(self, images: Pixels) -> None:
         """Take what is usual from these images."""
         along = (images.to(self.start.dtype) - 0.5).flatten(1) @ self.start.T
         self.middle.copy_(along.mean(dim=0))

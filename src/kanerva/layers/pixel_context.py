@@ -1,7 +1,7 @@
 """Pixels one after another: what to expect of each, given those above it and to its left.
 
     output, guess = near(features, expected, images)   # all pixels of given images at once
-    images = near.draw(features, expected, sample)     # in turn: a pixel sees those before it
+    images = near.sample(features, expected, draw)     # in turn: a pixel sees those before it
 
 A pixel sees its row up to `reach` to the left, and `reach` rows above it up to `reach` to either
 side: a small neighbourhood (the paper's outlook, §6), not a whole PixelCNN. What lies further away
@@ -144,7 +144,7 @@ class Neighbours(nn.Module):
         tells of boxes, where not all do."""
         return self._near(features, self._framed(expected, images), told)
 
-    def measure(self, expected: Pixels, nothing: Float[Tensor, "1 C H W"], images: Pixels) -> None:
+    def fit_to_data(self, expected: Pixels, nothing: Float[Tensor, "1 C H W"], images: Pixels) -> None:
         """Start from the best linear guesses at these images: where what was `expected` of each is
         told, and where `nothing` is, which is the same for all."""
         for guess, told in ((self.guess, expected), (self.untold, nothing.expand_as(images))):
@@ -204,14 +204,14 @@ class Neighbours(nn.Module):
         return F.pad(2 * torch.cat([images, expected], dim=1) - 1, around)
 
     @torch.no_grad()
-    def draw(
+    def sample(
         self,
         features: Features,
         expected: Pixels,
-        sample: Callable[[Parameters, Pixels], Pixels],
+        draw: Callable[[Parameters, Pixels], Pixels],
         told: Told | None = None,
     ) -> Pixels:
-        """Images pixel by pixel, in the order of reading: `sample` draws one, (N, C, 1, 1), from
+        """Images pixel by pixel, in the order of reading: `draw` draws one, (N, C, 1, 1), from
         its parameters and the guess at it."""
         height, width = features.shape[-2:]
         images, reach = torch.zeros_like(expected), self.reach
@@ -220,6 +220,6 @@ class Neighbours(nn.Module):
             for j in range(width):
                 near = framed[:, :, i : i + reach + 1, j : j + 2 * reach + 1]
                 here = self._near(features[:, :, i : i + 1, j : j + 1], near, told, (i, j))
-                images[:, :, i, j] = drawn = sample(*here)[:, :, 0, 0]
+                images[:, :, i, j] = drawn = draw(*here)[:, :, 0, 0]
                 framed[:, : self.channels, reach + i, reach + j] = 2 * drawn - 1
         return images

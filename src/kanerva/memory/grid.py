@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kanerva.config import rows_and_columns
 from kanerva.errors import UserError
-from kanerva.seeding import uniform
+from kanerva.seeding import Noise, uniform
 from kanerva.shapes import Blocks, Cells, MemoryMap, Points
 
 
@@ -71,7 +71,7 @@ class Grid:
         return filled.unflatten(2, (self.size, self.size))
 
 
-def matched(points: Points, grid: Grid, generator: torch.Generator | None = None) -> Cells:
+def match(points: Points, grid: Grid, generator: Noise = None) -> Cells:
     """Give every sample of an episode a cell of its own, like beside like, by sorting.
 
     The points are dealt to columns in order of x, as many to each as it has cells, and within a
@@ -87,11 +87,11 @@ def matched(points: Points, grid: Grid, generator: torch.Generator | None = None
     return (row * grid.columns + column)[:, :length]
 
 
-def dealt(
+def deal(
     batch: int,
     length: int,
     grid: Grid,
-    generator: torch.Generator | None = None,
+    generator: Noise = None,
     device: torch.device | str = "cpu",
 ) -> Cells:
     """Deal each episode's samples to cells at random, one each."""

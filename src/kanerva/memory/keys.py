@@ -23,7 +23,7 @@ class KeyNetwork(nn.Module):
     def __init__(self, config: KeyConfig, embedding: int, reads: int) -> None:
         super().__init__()
         self.reads = reads
-        self.net = deep_linear(embedding, config.hidden, 2 * reads * 3, config.layers)
+        self.net = deep_linear(embedding, config.hidden, 2 * reads * 3)
 
     def forward(self, embedding: Embedding) -> DiagonalNormal:
         flat = DiagonalNormal.from_network(self.net(embedding))

@@ -1,189 +1,186 @@
 """Where a sample's block lies, and the key posterior that finds it again.
 
-    gaussian     the key network's mean, as in the paper (§3.3)
-    normalised   the same, with means normalised over the batch, so that keys cannot collapse
-    cells        a cell of the grid dealt at random
-    transport    the key network's mean, moved to a cell of its own by sorting the episode
+    RandomCells  a cell at random; a key reads its cell whole
+    Transport    the key network's mean, moved to a cell of its own by sorting the episode; a key
+                 reads a window around it, between cells
 
-Blocks lie at key means or cells, never at the key sample that the read uses: that would carry the
-key through M for nothing. Places are (x, y) on [-1, 1], keys the same under the prior N(0, 1); the
-width of a window is fixed, a block is read as wide as it was written.
+Blocks lie in cells, never at the key sample that a read uses: that would carry the key through M
+for nothing. Places are (x, y) on [-1, 1], keys the same under the prior N(0, 1). A block is as
+large as a cell, so every block has pixels of its own.
 """
 
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from kanerva.config import KeyConfig, MemoryConfig
-from kanerva.distributions import ConfinedNormal, DiagonalNormal, as_normal, as_uniform
+from kanerva.config import KppMemoryConfig
+from kanerva.distributions import ConfinedNormal, DiagonalNormal, as_uniform
 from kanerva.errors import UserError
-from kanerva.memory.blocks import block_windows, paste_blocks, read_blocks
-from kanerva.memory.grid import Grid, dealt, matched
+from kanerva.memory.blocks import block_windows, read_blocks
+from kanerva.memory.grid import Grid, deal, match
+from kanerva.seeding import Noise, as_generator
 from kanerva.shapes import Blocks, Cells, Episode, FeatureMaps, MemoryMap, Points
 
-KeyPosterior = ConfinedNormal | DiagonalNormal
+Held = Bool[Tensor, "B slots"]  # whether a cell holds a block
 _NARROW = 16  # ours: maps that a key is made from
 
 
-@dataclass(frozen=True)
-class Places:
-    """Where an episode's samples lie: points on [-1, 1], and their cells where there is a grid."""
+class Placement(nn.Module, ABC):
+    """A grid of cells, and a rule by which samples get theirs."""
 
-    points: Points
-    cells: Cells | None
-
-
-class Placer(nn.Module):
-    """One of the placements above, with the reads and writes that go with it."""
-
-    def __init__(
-        self, memory: MemoryConfig, keys: KeyConfig, features: int, side: tuple[int, int]
-    ) -> None:
+    def __init__(self, capacity: int, size: int) -> None:
         super().__init__()
-        self.config = memory
-        self.grid: Grid | None = None
-        self.block = (memory.block, memory.block)
-        if memory.placement in ("cells", "transport"):
-            self.grid = Grid(memory.capacity, memory.size)
-            if memory.read == "hard":
-                self.block = self.grid.block
-            else:
-                self.spread = nn.Parameter(torch.zeros(2))  # logits: share of a cell that q fills
-        if memory.placement != "cells":
-            self.net = nn.Sequential(
-                nn.Conv2d(features, _NARROW, 1),
-                nn.Flatten(),
-                nn.Linear(_NARROW * side[0] * side[1], keys.hidden),
-                nn.SiLU(),
-                nn.Linear(keys.hidden, 4),
-            )
-        if memory.placement in ("normalised", "transport"):
-            self.norm = nn.BatchNorm1d(2, affine=False)
+        self.grid = Grid(capacity, size)
 
     # Where samples go
 
+    @abstractmethod
     def propose(self, maps: FeatureMaps) -> DiagonalNormal | None:
-        """q(y|x) of the key network, (B, T, 2); None where cells are dealt."""
-        if self.config.placement == "cells":
-            return None
+        """q(y|x) of a key network, (B, T, 2); None where there is none."""
+
+    @abstractmethod
+    def place(
+        self, proposal: DiagonalNormal | None, batch: int, length: int, noise: Noise, device: torch.device
+    ) -> Cells:
+        """A cell for each sample of whole episodes, none shared."""
+
+    @abstractmethod
+    def find_free(
+        self, proposal: DiagonalNormal | None, held: Held, length: int, noise: Noise
+    ) -> Cells:
+        """For each sample a free cell; several samples may get the same one."""
+
+    # What keys mean
+
+    @abstractmethod
+    def posterior(
+        self, cells: Cells, written: Bool[Tensor, "B T"], free: Float[Tensor, " B"]
+    ) -> ConfinedNormal:
+        """q(y|.) of samples that lie in `cells`, given everything M was built from."""
+
+    @abstractmethod
+    def read(self, memory: MemoryMap, keys: Points) -> Blocks:
+        """The trace each key points at (Eq. 5)."""
+
+    def require_room(self, length: int) -> None:
+        if length > self.grid.capacity:
+            raise UserError(
+                f"the memory is full: its capacity is {self.grid.capacity} blocks, and it would "
+                f"have to hold {length}"
+            )
+
+    def _box(self, cells: Cells) -> tuple[Points, Points]:
+        """The centre of each cell and its half widths."""
+        centres = self.grid.centres(cells.device)[cells]
+        one = torch.ones_like(centres[..., :1])
+        return centres, torch.cat([one / self.grid.columns, one / self.grid.rows], dim=-1)
+
+
+class RandomCells(Placement):
+    """Each sample a cell at random. A key need only name its cell: ln(capacity) nats."""
+
+    def propose(self, maps: FeatureMaps) -> None:
+        return None
+
+    def place(
+        self, proposal: DiagonalNormal | None, batch: int, length: int, noise: Noise, device: torch.device
+    ) -> Cells:
+        self.require_room(length)
+        return deal(batch, length, self.grid, noise, device)
+
+    def find_free(
+        self, proposal: DiagonalNormal | None, held: Held, length: int, noise: Noise
+    ) -> Cells:
+        shape = (len(held), length, self.grid.capacity)
+        chance = torch.rand(shape, generator=as_generator(noise), device=held.device)
+        return chance.masked_fill(held[:, None], torch.inf).argmin(dim=2)
+
+    def posterior(
+        self, cells: Cells, written: Bool[Tensor, "B T"], free: Float[Tensor, " B"]
+    ) -> ConfinedNormal:
+        """A written sample's key is anywhere in its cell. One that is not written looks into a free
+        cell; a read sees the same zeros in each of the `free` ones, so its key need only name one
+        of them. Where none is free that has no mass."""
+        centres, half = self._box(cells)
+        count = torch.where(written, 1.0, free[:, None])
+        return ConfinedNormal(centres, half, count / self.grid.capacity)
+
+    def read(self, memory: MemoryMap, keys: Points) -> Blocks:
+        """The whole cell in which a key lies."""
+        return self.grid.read(memory, self.grid.cell_of(as_uniform(keys)))
+
+
+class Transport(Placement):
+    """Learned keys, like beside like: an episode's keys are sorted onto the grid."""
+
+    def __init__(
+        self, capacity: int, size: int, hidden: int, features: int, side: tuple[int, int]
+    ) -> None:
+        super().__init__(capacity, size)
+        self.size = size
+        self.spread = nn.Parameter(torch.zeros(2))  # logits: share of a cell that q fills
+        self.net = nn.Sequential(
+            nn.Conv2d(features, _NARROW, 1),
+            nn.Flatten(),
+            nn.Linear(_NARROW * side[0] * side[1], hidden),
+            nn.SiLU(),
+            nn.Linear(hidden, 4),
+        )
+        self.norm = nn.BatchNorm1d(2, affine=False)  # so that keys cannot collapse
+
+    def propose(self, maps: FeatureMaps) -> DiagonalNormal:
         normal = DiagonalNormal.from_network(
             self.net(maps.flatten(0, 1)).unflatten(0, maps.shape[:2])
         )
-        if self.config.placement == "gaussian":
-            return normal
         flat, norm = normal.mean.flatten(0, 1), self.norm
         if norm.training and len(flat) == 1:  # one image has no spread of its own
             mean = F.batch_norm(flat, norm.running_mean, norm.running_var, eps=norm.eps)
         else:
             mean = norm(flat)
-        mean = mean.view_as(normal.mean)
-        return DiagonalNormal(mean, normal.log_std - 1)  # ours: starts narrow
+        return DiagonalNormal(mean.view_as(normal.mean), normal.log_std - 1)  # ours: starts narrow
 
     def place(
-        self,
-        proposal: DiagonalNormal | None,
-        batch: int,
-        length: int,
-        device: torch.device,
-        generator: torch.Generator | None = None,
-    ) -> Places:
-        """A place for each sample of whole episodes."""
-        self.check_room(length)
-        if self.grid is None:
-            assert proposal is not None
-            return Places(as_uniform(proposal.mean), None)
-        if proposal is None:
-            cells = dealt(batch, length, self.grid, generator, device)
-        else:
-            cells = matched(as_uniform(proposal.mean), self.grid, generator)
-        return self.at_cells(cells)
+        self, proposal: DiagonalNormal | None, batch: int, length: int, noise: Noise, device: torch.device
+    ) -> Cells:
+        assert proposal is not None
+        self.require_room(length)
+        return match(as_uniform(proposal.mean), self.grid, noise)
 
-    def vacant(
-        self,
-        proposal: DiagonalNormal | None,
-        held: Bool[Tensor, "B slots"],
-        length: int,
-        generator: torch.Generator | None = None,
-    ) -> Places:
-        """For each sample a free cell: the nearest to its key, or any where cells are dealt.
-        Several samples may be given the same one. Without a grid, the key mean itself."""
-        if self.grid is None:
-            assert proposal is not None
-            return Places(as_uniform(proposal.mean), None)
+    def find_free(
+        self, proposal: DiagonalNormal | None, held: Held, length: int, noise: Noise
+    ) -> Cells:
+        assert proposal is not None
         centres = self.grid.centres(held.device)
-        if proposal is None:
-            shape = (len(held), length, self.grid.capacity)
-            distance = torch.rand(shape, generator=generator, device=held.device)
-        else:
-            distance = (as_uniform(proposal.mean)[:, :, None] - centres).square().sum(-1)
-        return self.at_cells(distance.masked_fill(held[:, None], torch.inf).argmin(dim=2))
-
-    def at_cells(self, cells: Cells) -> Places:
-        assert self.grid is not None
-        return Places(self.grid.centres(cells.device)[cells], cells)
-
-    def check_room(self, length: int) -> None:
-        if length > self.config.capacity:
-            raise UserError(
-                f"the memory is full: its capacity is {self.config.capacity} blocks, and it would "
-                f"have to hold {length}"
-            )
-
-    # Keys
+        distance = (as_uniform(proposal.mean)[:, :, None] - centres).square().sum(-1)
+        return distance.masked_fill(held[:, None], torch.inf).argmin(dim=2)
 
     def posterior(
-        self,
-        places: Places,
-        proposal: DiagonalNormal | None,
-        written: Bool[Tensor, "B T"],
-        empty: Float[Tensor, " B"],
-    ) -> KeyPosterior:
-        """q(y|.) of samples that lie at `places`, given everything M was built from.
-
-        A written sample's key is confined to its cell, all of it for hard reads. One that is not
-        written looks into a free cell; hard reads see the same zeros in each of the `empty` ones,
-        so its key need only name one of them. Where none is free that has no mass.
-        """
-        if self.grid is None:
-            assert proposal is not None
-            return DiagonalNormal(as_normal(places.points), proposal.log_std)
-        wide, high = 1 / self.grid.columns, 1 / self.grid.rows
-        one = torch.ones_like(places.points[..., :1])
-        cell = torch.cat([wide * one, high * one], dim=-1)
-        if self.config.read == "hard":
-            count = torch.where(written, 1.0, empty[:, None])
-            return ConfinedNormal(places.points, cell, count / self.grid.capacity)
+        self, cells: Cells, written: Bool[Tensor, "B T"], free: Float[Tensor, " B"]
+    ) -> ConfinedNormal:
+        """A written sample's key fills a learned share of its cell, an unwritten one's the whole of
+        a free cell. Where none is free that has no mass."""
+        centres, cell = self._box(cells)
         half = torch.where(written[..., None], self.spread.sigmoid() * cell, cell)
-        possible = written | (empty > 0)[:, None]
-        return ConfinedNormal(places.points, half, half.prod(dim=-1) * possible)
-
-    # Blocks in and out
-
-    def windows(self, points: Points) -> Float[Tensor, "B T 1 3"]:
-        """Points as windows of this placer's blocks."""
-        return block_windows(points, self.block[0], self.config.size)[:, :, None]
-
-    def paste(self, blocks: Blocks, places: Places) -> MemoryMap:
-        """M: the sum of the blocks, each where its sample lies."""
-        blocks = blocks.float()
-        if self.config.read == "hard":
-            assert self.grid is not None and places.cells is not None
-            return self.grid.paste(blocks, places.cells)
-        with torch.autocast(blocks.device.type, enabled=False):
-            size = (self.config.size, self.config.size)
-            return paste_blocks(blocks[:, :, None], self.windows(places.points), size)
+        possible = written | (free > 0)[:, None]
+        return ConfinedNormal(centres, half, half.prod(dim=-1) * possible)
 
     def read(self, memory: MemoryMap, keys: Points) -> Blocks:
-        """The trace each key points at (Eq. 5): its whole cell, or a window around it."""
-        points = as_uniform(keys)
-        if self.config.read == "hard":
-            assert self.grid is not None
-            return self.grid.read(memory, self.grid.cell_of(points))
+        """A window as large as a cell around each key."""
         with torch.autocast(memory.device.type, enabled=False):
-            return read_blocks(memory.float(), self.windows(points), self.block)[:, :, 0]
+            windows = block_windows(as_uniform(keys), self.grid.block[0], self.size)[:, :, None]
+            return read_blocks(memory.float(), windows, self.grid.block)[:, :, 0]
+
+
+def make_placement(
+    config: KppMemoryConfig, hidden: int, features: int, side: tuple[int, int]
+) -> Placement:
+    """The placement a config names; `hidden` is the width of a key network, if it has one."""
+    if config.placement == "cells":
+        return RandomCells(config.capacity, config.size)
+    return Transport(config.capacity, config.size, hidden, features, side)
 
 
 def locality_loss(keys: Points, episode: Episode) -> Float[Tensor, ""]:

@@ -13,7 +13,7 @@ BITS: dict[str, int] = {"float32": 32, "bfloat16": 16, "int8": 8, "int4": 4}
 Map = Float[Tensor, "*B Cm Hm Wm"]
 
 
-def packed(map: Map, dtype: str) -> dict[str, Tensor]:
+def pack(map: Map, dtype: str) -> dict[str, Tensor]:
     """The map as tensors to save: integers with their scale, two to a byte for int4."""
     if dtype not in BITS:
         raise UserError(f"a memory is saved as one of {', '.join(BITS)}, got {dtype!r}")
@@ -33,8 +33,8 @@ def packed(map: Map, dtype: str) -> dict[str, Tensor]:
     return {"map": pairs, "scale": scale}
 
 
-def unpacked(tensors: dict[str, Tensor], dtype: str, shape: tuple[int, ...]) -> Map:
-    """What `packed` holds, as float32."""
+def unpack(tensors: dict[str, Tensor], dtype: str, shape: tuple[int, ...]) -> Map:
+    """What `pack` made, as float32."""
     held = tensors["map"]
     if dtype in ("float32", "bfloat16"):
         return held.float()
@@ -44,9 +44,9 @@ def unpacked(tensors: dict[str, Tensor], dtype: str, shape: tuple[int, ...]) -> 
     return held.float() * tensors["scale"]
 
 
-def rounded(map: Map, dtype: str) -> Map:
+def quantise(map: Map, dtype: str) -> Map:
     """The map as it reads back after it was saved as `dtype`."""
-    return unpacked(packed(map, dtype), dtype, tuple(map.shape))
+    return unpack(pack(map, dtype), dtype, tuple(map.shape))
 
 
 def bits(floats: int, dtype: str) -> int:

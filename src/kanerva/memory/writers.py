@@ -1,10 +1,10 @@
-"""f_mem: from an episode's embedding to its memory (§3.3, App. E)."""
+"""f_mem: from what an encoder sees to what is written (§3.3, App. E)."""
 
 from math import ceil, prod
 
 from torch import nn
 
-from kanerva.config import MemoryConfig
+from kanerva.config import PaperMemoryConfig
 from kanerva.layers.outline import ToCosines
 from kanerva.layers.residual import zeroed
 from kanerva.shapes import Blocks, Embedding, Episode, FeatureMaps, MemoryMap
@@ -19,7 +19,7 @@ class PooledWriter(nn.Module):
     the stack "deep linear" while §3.3 says it transforms "non-linearly"; we follow the appendix.
     """
 
-    def __init__(self, config: MemoryConfig, embedding: int) -> None:
+    def __init__(self, config: PaperMemoryConfig, embedding: int) -> None:
         super().__init__()
         self.size = config.size
         doublings = 0
@@ -44,8 +44,8 @@ class PooledWriter(nn.Module):
 _NARROW = 32  # ours: maps that a block is made from
 
 
-class BlockAllocator(nn.Module):
-    """A sample's maps to its own block, on [-1, 1]: what `kpp` pastes where the sample's key is.
+class BlockWriter(nn.Module):
+    """A sample's feature maps to its own block, on [-1, 1]: what `kpp` pastes into a cell.
 
     Nothing of the rest of the episode enters, so M is a sum over samples: malloc adds one term,
     free takes it away. With an outline a block starts as that of its image: of itself a
@@ -54,19 +54,19 @@ class BlockAllocator(nn.Module):
 
     def __init__(
         self,
-        config: MemoryConfig,
+        shape: tuple[int, int, int],
         features: int,
         side: tuple[int, int],
-        block: tuple[int, int],
-        image: tuple[int, int, int],
+        outline: tuple[int, int, int] | None = None,
     ) -> None:
+        """`outline`: the shape of the images, where blocks start as outlines of them."""
         super().__init__()
-        self.shape = (config.channels, *block)
+        self.shape = shape
         self.narrow = nn.Conv2d(features, _NARROW, 1)
-        self.mix = nn.Linear(_NARROW * side[0] * side[1], prod(self.shape))
+        self.mix = nn.Linear(_NARROW * side[0] * side[1], prod(shape))
         self.outline = None
-        if config.outline:
-            self.outline, self.mix = ToCosines(prod(self.shape), image), zeroed(self.mix)
+        if outline is not None:
+            self.outline, self.mix = ToCosines(prod(shape), outline), zeroed(self.mix)
 
     def forward(self, maps: FeatureMaps, images: Episode | None = None) -> Blocks:
         """`images` themselves are for an outline."""

@@ -1,116 +1,33 @@
-"""What every model offers: write, read, recall, generate, elbo; weights saved as plain files."""
+"""What every model offers, and what each can do: verbs, capabilities, checks of what users pass."""
 
-import hashlib
-import json
-import logging
+import copy
 import math
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Self
 
 import torch
-from huggingface_hub import PyTorchModelHubMixin, hf_hub_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from huggingface_hub import PyTorchModelHubMixin
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
-from kanerva.config import ModelConfig, from_dict, to_dict
+from kanerva.config import ModelConfig
+from kanerva.distributions import ReadDistribution
 from kanerva.errors import UserError
-from kanerva.files import read_tensors, write_tensors
 from kanerva.likelihoods import make_likelihood
 from kanerva.memory.heap import Memory
-from kanerva.memory.quantise import bits, rounded
+from kanerva.memory.quantise import bits, quantise
+from kanerva.models.checkpoint_io import CARD, load_pretrained, save_weights
+from kanerva.models.terms import ElboTerms
+from kanerva.seeding import Noise, as_generator
 from kanerva.shapes import Episode, PerImage, Readout
 
-WEIGHTS, CONFIG = "model.safetensors", "config.json"
-
-
-@dataclass(frozen=True)
-class ElboTerms:
-    """The three terms of L_T (Eq. 4) in nats for each image of each episode."""
-
-    log_likelihood: PerImage  # ln p(x|z, M, y)
-    readout_kl: PerImage  # KL[q(z|.) || p(z|M, y)]
-    key_kl: PerImage  # KL[q(y|.) || p(y)], all K heads
-
-    @property
-    def elbo(self) -> PerImage:
-        """Higher is better: a lower bound on ln p(x|M)."""
-        return self.log_likelihood - self.readout_kl - self.key_kl
-
-    @property
-    def nll_nats(self) -> PerImage:
-        """Lower is better: an upper bound on -ln p(x|M)."""
-        return -self.elbo
-
-    @property
-    def loss(self) -> Float[Tensor, ""]:
-        """What training minimises: the mean of `nll_nats`."""
-        return self.nll_nats.mean()
-
-    def by_name(self) -> dict[str, Tensor]:
-        """The three terms in a plain container (a compiler makes nothing of `vars`)."""
-        return {
-            "log_likelihood": self.log_likelihood,
-            "readout_kl": self.readout_kl,
-            "key_kl": self.key_kl,
-        }
-
-    def view(self, shape: tuple[int, ...]) -> "ElboTerms":
-        """The same images, grouped otherwise."""
-        return ElboTerms(*[term.view(shape) for term in self.by_name().values()])
-
-    def __getitem__(self, episode: int) -> "ElboTerms":
-        """One episode's terms out of a batch."""
-        return ElboTerms(
-            self.log_likelihood[episode], self.readout_kl[episode], self.key_kl[episode]
-        )
-
-
-@dataclass(frozen=True)
-class JointDensity:
-    """ln p(x, z, y | M), piece by piece, for each image: what the generative side alone says."""
-
-    log_likelihood: PerImage
-    readout_log_prior: PerImage
-    key_log_prior: PerImage
-
-    @property
-    def total(self) -> PerImage:
-        return self.log_likelihood + self.readout_log_prior + self.key_log_prior
-
-
-def all_but_one(length: int, device: torch.device) -> Int[Tensor, "T rest"]:
-    """Row t: the numbers of an episode's images without t."""
-    if length < 2:
-        raise UserError(f"leaving one image out needs an episode of at least 2, got {length}")
-    rest = torch.arange(length - 1, device=device).expand(length, -1)
-    return rest + (rest >= torch.arange(length, device=device)[:, None])
-
-
 Images = Shaped[Tensor, "*B T C H W"]
-Weigh = Callable[[], PerImage]  # a log-weight of each image, of new latents at each call
-M = TypeVar("M", bound="MemoryModel")
-
-
-CARD = """---
-{{ card_data }}
----
-
-A generative memory model, written with the Python package `kanerva`.
-
-    import kanerva
-    model = kanerva.load("OWNER/NAME")          # this repository's id, or a folder with its files
-    memory = model.write(images)                # (T, C, H, W) on [0, 1]
-    recalled = model.recall(memory, images)
-
-`config.json` holds its sizes. Say here what it was trained on, and quote the record of
-`kanerva evaluate` with its protocol.
-"""
-
+Observed = Float[Tensor, "*B T H W"]  # 1 where a pixel of a cue is visible, else 0
+Near = tuple[Float[Tensor, "*key"], float]  # a key, and how far around it
+Handles = Int[Tensor, "*B T"] | list[int]
+LogWeights = Callable[[], PerImage]  # a log-weight of each image, of new latents at each call
 
 class MemoryModel(
     nn.Module,
@@ -124,9 +41,21 @@ class MemoryModel(
 
     Images are floats on [0, 1] (for 8-bit likelihoods also uint8, divided by 255): one episode
     (T, C, H, W) or a batch (B, T, C, H, W). What comes back has the batch dimension that went in.
+
+    Whatever draws random numbers takes a `generator`; without one it draws from torch's own.
     """
 
     decoder: nn.Module  # of readouts, to parameters of the likelihood
+    config: ModelConfig
+
+    # Capabilities: what callers ask instead of asking for a class
+    remembers = True  # False: nothing is ever written, and `write` says so
+    recalls = True  # False: a cue finds nothing, and `recall` says so
+    has_keys = True  # False: nothing lies near to anything, and `generate(near=...)` says so
+    has_blocks = False  # True: each image has a block of its own, with a handle and a place
+    has_memory_kl = False  # True: a distribution over memories, whose KL `memory_kl` gives
+    writes_sequentially = False  # True: images are written in a loop, which is not compiled
+    reconstructed = "reconstructed"  # what a picture of `reconstruct` is labelled
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -134,43 +63,50 @@ class MemoryModel(
         self.likelihood = make_likelihood(config.likelihood)
         self.memory_dtype = "float32"  # what `write` and scores round memories to
 
-    reconstructed = "reconstructed"  # what a picture of `reconstruct` is labelled
-    remembers = True  # False: nothing is ever written, and `write` says so
-    recalls = True  # False: a cue finds nothing, and `recall` says so
-    has_keys = True  # False: nothing lies near to anything, and `generate(near=...)` says so
-    in_turn = False  # True: images are written one after another, a loop that is not compiled
+    def storing_as(self, dtype: str) -> Self:
+        """This model, sharing its weights, with memories rounded to `dtype` when written."""
+        other = copy.copy(self)
+        other.memory_dtype = dtype
+        return other
 
+    # What a memory takes
+
+    @abstractmethod
     def memory_shape(self, length: int) -> tuple[int, int, int]:
         """Of one episode's memory, when it holds so many images: all that p reads of them."""
-        return self.config.memory.shape
 
     def memory_bits(self, length: int, dtype: str = "float32") -> float:
         """Of the same, stored as `dtype`."""
         return float(bits(math.prod(self.memory_shape(length)), dtype))
 
-    def memory_kl(self, images: Images, *, generator: torch.Generator | None = None) -> PerImage:
+    def memory_kl(self, images: Images, *, generator: Noise = None) -> PerImage:
         """KL[q(M|X) || p(M)] / T for each image, where a model has a distribution over memories."""
-        raise UserError(f"{self.config.model} has no distribution over memories")
+        raise UserError(f"{self.config.name} has no distribution over memories")
 
-    has_memory_kl = False
-
-    def measure(self, images: Images) -> None:
-        """Before a first step: what a model takes from training images themselves, as a rule
-        nothing."""
+    @property
+    def readout_shapes(self) -> list[list[int]]:
+        """Of each part of z."""
+        return [[self.config.readout.size]]  # pyright: ignore[reportAttributeAccessIssue]
 
     @property
     @abstractmethod
     def key_shape(self) -> tuple[int, ...]:
         """The shape of one sample's key, N(0, 1) a priori."""
 
-    @abstractmethod
-    def traces(
-        self, maps: Float[Tensor, "B Cm Hm Wm"], keys: Float[Tensor, "B T *key"]
-    ) -> Float[Tensor, "B T *trace"]:
-        """What a memory holds where keys point (Eq. 5)."""
+    # Verbs
 
     @abstractmethod
-    def write(self, images: Images, *, generator: torch.Generator | None = None) -> Memory: ...
+    def write(self, images: Images, *, generator: Noise = None) -> Memory: ...
+
+    @abstractmethod
+    def read(
+        self,
+        memory: Memory,
+        keys: Float[Tensor, "*B_T_key"] | None = None,
+        *,
+        handles: Handles | None = None,
+    ) -> ReadDistribution:
+        """p(z | M, y) at keys, or where handles lie; (B, T, L), B = 1 for one episode."""
 
     @abstractmethod
     def recall(
@@ -180,8 +116,8 @@ class MemoryModel(
         *,
         steps: int = 10,
         sample: bool = False,
-        observed: Float[Tensor, "*B T H W"] | None = None,
-        generator: torch.Generator | None = None,
+        observed: Observed | None = None,
+        generator: Noise = None,
     ) -> Float[Tensor, "S *B T C H W"]: ...
 
     @abstractmethod
@@ -190,8 +126,9 @@ class MemoryModel(
         memory: Memory | None,
         num_samples: int,
         *,
-        near: tuple[Float[Tensor, "*key"], float] | None = None,
-        generator: torch.Generator | None = None,
+        near: Near | None = None,
+        sample_pixels: bool = False,
+        generator: Noise = None,
     ) -> Float[Tensor, "*B T C H W"]: ...
 
     @abstractmethod
@@ -204,100 +141,66 @@ class MemoryModel(
         memory: Memory | None = None,
         *,
         sample: bool = True,
-        generator: torch.Generator | None = None,
+        generator: Noise = None,
     ) -> ElboTerms: ...
 
     @abstractmethod
-    def weighing(self, episode: Episode, generator: torch.Generator | None) -> Weigh:
+    def left_out(self, images: Images, *, generator: Noise = None) -> ElboTerms: ...
+
+    @abstractmethod
+    def permuted(self, images: Images, *, generator: Noise = None) -> ElboTerms: ...
+
+    @abstractmethod
+    def empty(self, batch: int | None = None) -> Memory: ...
+
+    def append(self, memory: Memory, images: Images, *, generator: Noise = None) -> Memory:
+        """Write more into a memory, where a model can."""
+        raise UserError(f"{self.config.name} writes its memory as a whole: nothing can be appended")
+
+    def familiarity(self, memory: Memory, images: Images) -> PerImage:
+        """Nats by which a memory knows an image, where a model can tell."""
+        raise UserError(f"{self.config.name} cannot tell what its memory holds")
+
+    def resized(self, config: ModelConfig) -> Self:
+        """The same weights with a memory of another size, where a model can."""
+        raise UserError(f"{self.config.name} cannot be scored in a memory of another size")
+
+    def fit_to_data(self, images: Images) -> None:
+        """Before a first step: what a model takes from training images themselves, as a rule
+        nothing."""
+
+    # Training and scores
+
+    def forward(self, episode: Episode, generator: Noise = None) -> dict[str, Tensor]:
+        """The training objective: `ElboTerms` by name, because the wrappers that spread a module
+        over devices look for tensors in plain containers only. `auxiliary`, where a model adds it,
+        is minimised besides and enters no figure."""
+        return self.elbo(episode, generator=generator).by_name()
+
+    @abstractmethod
+    def importance_sampler(self, episode: Episode, generator: Noise) -> LogWeights:
         """M and q of an episode; what is given back draws latents at each call."""
 
     def log_weights(
-        self, images: Images, samples: int, *, generator: torch.Generator | None = None
+        self, images: Images, samples: int, *, generator: Noise = None
     ) -> Float[Tensor, "samples *B T"]:
         """ln p(x, latents | M) - ln q(latents | X), draw by draw, M fixed: their log-mean-exp is
         IWAE's bound."""
         if samples < 1:
             raise UserError(f"samples must be at least 1, got {samples}")
-        draw = self.weighing(self.as_pixels(images), generator)
+        draw = self.importance_sampler(self.as_pixels(images), generator)
         weights = torch.stack([draw() for _ in range(samples)])
         return weights if images.ndim == 5 else weights[:, 0]
 
-    @abstractmethod
-    def left_out(
-        self, images: Images, *, generator: torch.Generator | None = None
-    ) -> ElboTerms: ...
-
-    @abstractmethod
-    def permuted(
-        self, images: Images, *, generator: torch.Generator | None = None
-    ) -> ElboTerms: ...
-
-    @abstractmethod
-    def empty(self, batch: int | None = None) -> Memory: ...
-
-    def append(
-        self, memory: Memory, images: Images, *, generator: torch.Generator | None = None
-    ) -> Memory:
-        """Write more into a memory, where a model can."""
-        raise UserError(
-            f"{self.config.model} writes its memory as a whole: nothing can be appended"
-        )
-
-    def familiarity(self, memory: Memory, images: Images) -> PerImage:
-        """Nats by which a memory knows an image, where a model can tell."""
-        raise UserError(f"{self.config.model} cannot tell what its memory holds")
-
-    def draw_pixels(self, readout: Readout, generator: torch.Generator | None = None) -> Episode:
+    def sample_pixels(self, readout: Readout, generator: Noise = None) -> Episode:
         """Pixels of p(x | z)."""
-        return self.likelihood.sample(self.decoder(readout), generator)
+        return self.likelihood.sample(self.decoder(readout), as_generator(generator))
 
-    def given(self, memory: Memory | None) -> Memory:
-        """A memory that a method cannot do without."""
-        if memory is None:
-            raise UserError(f"{self.config.model} generates from a memory: write one first")
-        return memory
-
-    def prior_keys(
-        self,
-        memory: Memory | None,
-        num_samples: int,
-        near: tuple[Tensor, float] | None,
-        generator: torch.Generator | None,
-    ) -> tuple[Float[Tensor, "B Cm Hm Wm"], Float[Tensor, "B T *key"]]:
-        """A memory's map and keys drawn from N(0, 1), or around a given one: y + spread * noise."""
-        maps = self.as_maps(self.given(memory))
-        if num_samples < 0:
-            raise UserError(f"num_samples must not be negative, got {num_samples}")
-        shape = (len(maps), num_samples, *self.key_shape)
-        keys = torch.randn(shape, generator=generator, device=maps.device)
-        if near is not None:
-            key, spread = near
-            if tuple(key.shape) != self.key_shape:
-                raise UserError(f"a key here is {self.key_shape}, got {tuple(key.shape)}")
-            keys = key.to(maps.device) + spread * keys
-        return maps, keys
-
-    def again(
-        self, memory: Memory, cue: Images, steps: int, read: Callable[[Episode], Episode]
-    ) -> Float[Tensor, "S *B T C H W"]:
-        """Iterative reading: `read` makes a picture of the last one, at first of the cue."""
-        if steps < 1:
-            raise UserError(f"steps must be at least 1, got {steps}")
-        picture, pictures = self.as_episodes(cue), []
-        for _ in range(steps):
-            picture = read(picture)
-            pictures.append(picture if memory.is_batch else picture[0])
-        return torch.stack(pictures)
-
-    def settled(self, maps: Float[Tensor, "B Cm Hm Wm"]) -> Float[Tensor, "B Cm Hm Wm"]:
+    def quantised(self, maps: Float[Tensor, "B Cm Hm Wm"]) -> Float[Tensor, "B Cm Hm Wm"]:
         """Memories as they are kept: rounded to `memory_dtype`."""
-        return maps if self.memory_dtype == "float32" else rounded(maps, self.memory_dtype)
+        return maps if self.memory_dtype == "float32" else quantise(maps, self.memory_dtype)
 
-    def forward(self, episode: Episode) -> dict[str, Tensor]:
-        """The training objective: `ElboTerms` by name, because the wrappers that spread a module
-        over devices look for tensors in plain containers only. `auxiliary`, where a model adds it,
-        is minimised besides and enters no figure."""
-        return self.elbo(episode).by_name()
+    # Checks of what users pass
 
     @property
     def device(self) -> torch.device:
@@ -313,7 +216,7 @@ class MemoryModel(
         if images.shape[-4] == 0:
             raise UserError("an episode needs at least one image, got none")
         if images.dtype == torch.uint8:
-            if self.config.likelihood.kind == "bernoulli":
+            if self.config.likelihood == "bernoulli":
                 raise UserError(
                     "this model takes pixels that are 0 or 1 as floats, got uint8: "
                     "kanerva.data.binarize, then kanerva.data.to_float"
@@ -333,11 +236,7 @@ class MemoryModel(
 
     def as_maps(self, memory: Memory, images: Images | None = None) -> Float[Tensor, "B Cm Hm Wm"]:
         """Check that a memory fits this model (and the images it is used with)."""
-        expected = self.memory_shape(0 if images is None else images.shape[-4])
-        if tuple(memory.map.shape[-3:]) != expected:
-            raise UserError(
-                f"this model's memories are {expected}, got {tuple(memory.map.shape[-3:])}"
-            )
+        self.check_shape(tuple(memory.map.shape[-3:]))
         if memory.map.device != self.device:
             raise UserError(
                 f"the memory is on {memory.map.device}, the model on {self.device}: "
@@ -353,6 +252,42 @@ class MemoryModel(
                 )
         return memory.map if memory.is_batch else memory.map[None]
 
+    def check_shape(self, shape: tuple[int, ...]) -> None:
+        """Refuse the map of another model's memory."""
+        if shape != (expected := self.memory_shape(0)):
+            raise UserError(f"this model's memories are {expected}, got {shape}")
+
+    def require_memory(self, memory: Memory | None) -> Memory:
+        """A memory that a method cannot do without; a blank one where nothing is ever written."""
+        if not self.remembers:
+            if memory is not None:
+                raise UserError(f"{self.config.name} has no memory: give None")
+            return Memory(torch.zeros(self.memory_shape(0), device=self.device))
+        if memory is None:
+            raise UserError(f"{self.config.name} generates from a memory: write one first")
+        return memory
+
+    def check_samples(self, num_samples: int, near: Near | None) -> None:
+        """Refuse what `generate` cannot draw."""
+        if num_samples < 1:
+            raise UserError(f"num_samples must be at least 1, got {num_samples}")
+        if near is not None and not self.has_keys:
+            raise UserError(f"{self.config.name} has no keys: there is nothing to be near to")
+        if near is not None and tuple(near[0].shape) != self.key_shape:
+            raise UserError(f"a key here is {self.key_shape}, got {tuple(near[0].shape)}")
+
+    def iterate_read(
+        self, memory: Memory, cue: Images, steps: int, read: Callable[[Episode], Episode]
+    ) -> Float[Tensor, "S *B T C H W"]:
+        """Iterative reading: `read` makes a picture of the last one, at first of the cue."""
+        if steps < 1:
+            raise UserError(f"steps must be at least 1, got {steps}")
+        picture, pictures = self.as_episodes(cue), []
+        for _ in range(steps):
+            picture = read(picture)
+            pictures.append(picture if memory.is_batch else picture[0])
+        return torch.stack(pictures)
+
     # Weights are two files, model.safetensors and config.json, here and on the Hub;
     # `save_pretrained` adds a card.
 
@@ -361,96 +296,20 @@ class MemoryModel(
 
     @classmethod
     def from_pretrained(  # pyright: ignore[reportIncompatibleMethodOverride]
-        cls: type[M],
+        cls,
         pretrained_model_name_or_path: str | Path,
         *,
-        force_download: bool = False,
-        token: str | bool | None = None,
-        cache_dir: str | Path | None = None,
-        local_files_only: bool = False,
-        revision: str | None = None,
         map_location: str | torch.device = "cpu",
-    ) -> M:
-        """Load from a folder or a Hub id; the model comes in evaluation mode."""
-        name = str(pretrained_model_name_or_path)
-        if os.path.isdir(name):
-            files = {file: Path(name) / file for file in (CONFIG, WEIGHTS)}
-        else:
-            files = {
-                file: hub_file(
-                    name,
-                    file,
-                    force_download=force_download,
-                    token=token,
-                    cache_dir=cache_dir,
-                    local_files_only=local_files_only,
-                    revision=revision,
-                )
-                for file in (CONFIG, WEIGHTS)
-            }
-        model = cls(read_config(files[CONFIG]))
-        load_weights(model, files[WEIGHTS])
-        return model.to(map_location).eval()
+        **options: object,
+    ) -> Self:
+        """Load from a folder or a Hub id; the model comes in evaluation mode. `options` are
+        `hf_hub_download`'s: token, revision, cache_dir, force_download, local_files_only."""
+        return load_pretrained(cls, pretrained_model_name_or_path, map_location, **options)
 
 
-def hub_file(name: str, file: str, **options: object) -> Path:
-    """One file of a Hub repository."""
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # its retries are not our words
-    try:
-        return Path(hf_hub_download(name, file, **options))  # pyright: ignore
-    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        first = str(error).strip().splitlines()[0]
-        raise UserError(
-            f"{name!r} is neither a run folder nor reachable as a Hub id: {first}"
-        ) from error
-
-
-def save_weights(
-    model: MemoryModel, folder: Path, weights: dict[str, Tensor] | None = None
-) -> None:
-    """Write `model.safetensors` and `config.json` into a folder; the first knows the second.
-    `weights` are the model's own, unless given."""
-    state = model.state_dict() if weights is None else weights
-    write_tensors(folder / WEIGHTS, state, {"format": "pt", "config": _name(to_dict(model.config))})
-    (folder / CONFIG).write_text(json.dumps(to_dict(model.config), indent=2) + "\n")
-
-
-def _name(config: object) -> str:
-    """A hash of a config as it is written, by which weights recognise theirs: options that a later
-    version adds do not count."""
-    return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
-
-
-def read_config(path: Path) -> ModelConfig:
-    """The `ModelConfig` a checkpoint was made with."""
-    if not path.is_file():
-        raise UserError(f"no checkpoint here: {path} is missing")
-    try:
-        data = json.loads(path.read_text())
-    except (json.JSONDecodeError, UnicodeDecodeError, OSError) as error:
-        raise UserError(f"{path} is damaged or unreadable: {error}") from error
-    return from_dict(ModelConfig, data, where=str(path))
-
-
-def load_weights(
-    model: MemoryModel, path: Path, place: Callable[[Tensor, Tensor], Tensor] | None = None
-) -> None:
-    """Fill a model from `model.safetensors`; names, shapes and config must be those it had.
-    `place` turns a tensor of the file into one like the model's own, where that is needed."""
-    state, about = read_tensors(path)
-    expected = model.state_dict()
-    for name in sorted(expected.keys() ^ state.keys()):
-        side = "lacks" if name in expected else "has an unknown tensor"
-        raise UserError(f"{path} does not fit its config.json: it {side} {name}")
-    for name, value in state.items():
-        if value.shape != expected[name].shape:
-            raise UserError(
-                f"{path} does not fit its config.json: {name} is {tuple(value.shape)}, "
-                f"not {tuple(expected[name].shape)}"
-            )
-    written = json.loads((path.parent / CONFIG).read_text())
-    if about.get("config", _name(written)) != _name(written):
-        raise UserError(f"{path} does not fit its config.json, which was altered")
-    if place is not None:
-        state = {name: place(value, expected[name]) for name, value in state.items()}
-    model.load_state_dict(state)
+def all_but_one(length: int, device: torch.device) -> Int[Tensor, "T rest"]:
+    """Row t: the numbers of an episode's images without t."""
+    if length < 2:
+        raise UserError(f"leaving one image out needs an episode of at least 2, got {length}")
+    rest = torch.arange(length - 1, device=device).expand(length, -1)
+    return rest + (rest >= torch.arange(length, device=device)[:, None])

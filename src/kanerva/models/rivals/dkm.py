@@ -14,22 +14,22 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from kanerva.config import ModelConfig
-from kanerva.distributions import DiagonalNormal
-from kanerva.memory.heap import Memory
-from kanerva.models.base import ElboTerms, Images, JointDensity
+from kanerva.config import DkmConfig
+from kanerva.distributions import DiagonalNormal, PointMass
+from kanerva.models.base import Images
 from kanerva.models.rivals.km import MatrixMachine, Vectors
 from kanerva.models.rivals.matrix_normal import Addresses, Codes, least_squares, searched
-from kanerva.shapes import Embedding, Episode, MemoryMap, PerImage, Readout
+from kanerva.shapes import Embedding, Episode, MemoryMap
 
 
 class DynamicKanervaMachine(MatrixMachine):
     """Addresses by least squares: w ~ N(argmin |z - w M|^2 + sigma^2 |w|^2, sigma_w^2)."""
 
     reconstructed = "reconstructed: the code decoded, the memory not used"
-    in_turn = True
+    writes_sequentially = True
+    config: DkmConfig
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: DkmConfig) -> None:
         super().__init__(config)
         self.code = nn.Linear(self.encoder.features, config.rows.width)
         self.log_spread = nn.Parameter(torch.tensor(0.3).log())  # of w; where the authors' starts
@@ -49,9 +49,12 @@ class DynamicKanervaMachine(MatrixMachine):
             prior, variance = self.prior(len(codes)), self.prior.noise_variance
             return searched(prior, codes, variance)  # pyright: ignore[reportCallIssue]
 
-    def key_posterior(self, embedding: Embedding, maps: MemoryMap) -> DiagonalNormal:
-        """q(w | x, M): q may see the image, and it looks for its code in M."""
-        codes = self.codes(embedding)
+    def key_posterior(self, features: Embedding, maps: MemoryMap) -> DiagonalNormal:
+        """q(w | x, M): q may see the image, and it looks for its code in M.
+
+        KL(w) = 1/2 [|w|^2 + K (sigma_w^2 - 1 - ln sigma_w^2)].
+        """
+        codes = self.codes(features)
         with torch.autocast(codes.device.type, enabled=False):
             mean = least_squares(maps[:, 0].float(), codes, self.prior.noise_variance)
         return DiagonalNormal(mean, self.log_spread.clamp(-7, 4).expand_as(mean))
@@ -63,74 +66,17 @@ class DynamicKanervaMachine(MatrixMachine):
         with torch.autocast(maps.device.type, enabled=False):
             return keys.float() @ maps[:, 0].float()
 
-    def terms_at(
-        self,
-        episode: Episode,
-        embedding: Embedding,
-        maps: MemoryMap,
-        q_keys: DiagonalNormal,
-        *,
-        sample: bool,
-        generator: torch.Generator | None,
-    ) -> ElboTerms:
-        """ln p(x | w M) and KL(w) = 1/2 [|w|^2 + K (sigma_w^2 - 1 - ln sigma_w^2)]."""
-        keys = q_keys.sample(generator) if sample else q_keys.mean
-        kl = q_keys.kl_to_prior()
-        return ElboTerms(
-            log_likelihood=self.log_likelihood(episode, maps, keys),
-            readout_kl=torch.zeros_like(kl),
-            key_kl=kl,
-        )
+    def read_maps(self, maps: MemoryMap, keys: Vectors) -> PointMass:
+        """z = w M, without noise: there is no KL(z)."""
+        return PointMass(self.traces(maps, keys))
 
-    def log_likelihood(self, episode: Episode, maps: MemoryMap, keys: Vectors) -> PerImage:
-        """ln p(x | w, M)."""
-        return self.likelihood.log_prob(self.decoder(self.traces(maps, keys)), episode)
+    def readout_posterior_at(self, features: Embedding, prior: PointMass) -> PointMass:
+        return prior
 
-    def extra(self, episode: Episode, embedding: Embedding) -> Float[Tensor, ""]:
+    def extra_loss(self, episode: Episode, embedding: Embedding) -> Float[Tensor, ""]:
         """The authors' autoencoder loss, -ln p(x | z) of the codes themselves: it teaches what is
         to be stored before anything is. Training only; no score has it."""
         return -self.likelihood.log_prob(self.decoder(self.codes(embedding)), episode).mean()
-
-    def log_weight(
-        self,
-        episode: Episode,
-        embedding: Embedding,
-        maps: MemoryMap,
-        q_keys: DiagonalNormal,
-        generator: torch.Generator | None,
-    ) -> PerImage:
-        keys = q_keys.sample(generator)
-        return self.log_likelihood(episode, maps, keys) - q_keys.log_ratio(keys)
-
-    def joint(
-        self, episode: Episode, maps: MemoryMap, keys: Vectors, readout: Readout | None = None
-    ) -> JointDensity:
-        """ln p(x, w | M), from M and w alone. The readout is w M: it need not be given."""
-        log_prior = DiagonalNormal.standard_like(keys).log_prob(keys)
-        return JointDensity(
-            log_likelihood=self.log_likelihood(episode, maps, keys),
-            readout_log_prior=torch.zeros_like(log_prior),
-            key_log_prior=log_prior,
-        )
-
-    @torch.no_grad()
-    def generate(
-        self,
-        memory: Memory | None,
-        num_samples: int,
-        *,
-        near: tuple[Float[Tensor, "*key"], float] | None = None,
-        generator: torch.Generator | None = None,
-    ) -> Float[Tensor, "*B T C H W"]:
-        """Draw addresses from their prior, read, decode expected pixels. What the authors do next,
-        let the sample settle, is `recall` with it as cue.
-
-        `near=(key, spread)` draws addresses around one instead: w + spread * noise.
-        """
-        memory = self.given(memory)
-        maps, keys = self.prior_keys(memory, num_samples, near, generator)
-        images = self.likelihood.mean(self.decoder(self.traces(maps, keys)))
-        return images if memory.is_batch else images[0]
 
     @torch.no_grad()
     def reconstruct(self, images: Images) -> Float[Tensor, "*B T C H W"]:

@@ -17,14 +17,13 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from kanerva.config import ModelConfig
+from kanerva.config import DncConfig
 from kanerva.decoder import Decoder
-from kanerva.distributions import DiagonalNormal, mapped
+from kanerva.distributions import DiagonalNormal
 from kanerva.encoder import EpisodeEncoder
 from kanerva.errors import UserError
 from kanerva.layers.dense import deep_linear
-from kanerva.memory.heap import Memory
-from kanerva.models.base import ElboTerms, Images, JointDensity, MemoryModel, Weigh, all_but_one
+from kanerva.models.latent import LatentModel
 from kanerva.models.rivals.dnc_access import (
     AccessState,
     content_weights,
@@ -35,7 +34,8 @@ from kanerva.models.rivals.dnc_access import (
     step,
 )
 from kanerva.readout import ReadoutPosterior
-from kanerva.shapes import Embedding, Episode, MemoryMap, PerImage, Readout
+from kanerva.seeding import Noise
+from kanerva.shapes import Embedding, Episode, MemoryMap
 
 KEY = 8  # ours: numbers of y, from which an image's reads follow
 STRENGTH = 9.0  # ours: what a read strength's logit starts from; its content weights are then sharp
@@ -128,13 +128,14 @@ class ReadController(nn.Module):
         return reads
 
 
-class DifferentiableNeuralComputer(MemoryModel):
+class DifferentiableNeuralComputer(LatentModel):
     """A DNC that writes an episode, is then held still, and is read once for each image."""
 
     reconstructed = "reconstructed: q(z|x), the memory not used"
-    in_turn = True
+    writes_sequentially = True
+    config: DncConfig
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: DncConfig) -> None:
         super().__init__(config)
         channels, height, width = config.image
         rows, size = config.rows, config.readout.size
@@ -145,7 +146,7 @@ class DifferentiableNeuralComputer(MemoryModel):
         self.code = nn.Linear(embedding, rows.width - KEY)
         self.writer = WriteController(rows.count, rows.width, rows.heads)
         self.reader = ReadController(rows.width, rows.heads)
-        self.key_net = deep_linear(embedding, config.keys.hidden, 2 * KEY, config.keys.layers)
+        self.key_net = deep_linear(embedding, config.keys.hidden, 2 * KEY)
         self.key_norm = nn.BatchNorm1d(KEY, affine=False)
         self.readout_posterior = ReadoutPosterior(config.readout, embedding)
         self.readout_prior = nn.Sequential(
@@ -179,181 +180,43 @@ class DifferentiableNeuralComputer(MemoryModel):
         known = torch.cat([self.traces(maps, keys).flatten(2), keys], dim=-1)
         return DiagonalNormal.from_network(self.readout_prior(known))
 
-    def joint(
-        self, episode: Episode, maps: MemoryMap, keys: Keys, readout: Readout
-    ) -> JointDensity:
-        """ln p(x, z, y | M), from M, y and z alone."""
-        return JointDensity(
-            log_likelihood=self.likelihood.log_prob(self.decoder(readout), episode),
-            readout_log_prior=self.read_maps(maps, keys).log_prob(readout),
-            key_log_prior=DiagonalNormal.standard_like(keys).log_prob(keys),
-        )
-
     # What q says
 
-    def key_posterior(self, embedding: Embedding) -> DiagonalNormal:
+    def key_posterior(self, features: Embedding, maps: MemoryMap | None = None) -> DiagonalNormal:
         """q(y | x), its means of unit variance over a batch: ours. Else y dies before reads are
         worth its price, all images of an episode read the same, and nothing wakes it again."""
-        said = DiagonalNormal.from_network(self.key_net(embedding))
-        with torch.autocast(embedding.device.type, enabled=False):
+        said = DiagonalNormal.from_network(self.key_net(features))
+        with torch.autocast(features.device.type, enabled=False):
             mean = self.key_norm(said.mean.flatten(0, 1)).view_as(said.mean)
         return DiagonalNormal(mean, said.log_std)
 
+    def readout_posterior_at(self, features: Embedding, prior: DiagonalNormal) -> DiagonalNormal:
+        return self.readout_posterior(features)
+
     # Write
 
-    def written(self, embedding: Embedding, q_keys: DiagonalNormal) -> MemoryMap:
-        """All that p reads of an episode: slots and links after the last write.
+    def write_episode(
+        self,
+        episode: Episode,
+        features: Embedding,
+        *,
+        sample: bool = True,
+        generator: Noise = None,
+    ) -> tuple[MemoryMap, DiagonalNormal]:
+        """Show the controller each image in turn; no noise is drawn. What p reads of an episode is
+        slots and links after the last write.
 
         A code begins with the mean of q(y | x), by which it can be found. (Never a sample: p would
         then know the key that a read uses.)
         """
-        content = self.code(embedding)
+        keys = self.key_posterior(features)
+        content = self.code(features)
         with torch.autocast(content.device.type, enabled=False):
-            state = self.writer(torch.cat([q_keys.mean, content.float()], dim=-1))
-            return self.settled(torch.cat([state.memory, state.links], dim=-1)[:, None])
+            state = self.writer(torch.cat([keys.mean, content.float()], dim=-1))
+            maps = torch.cat([state.memory, state.links], dim=-1)[:, None]
+        return self.quantised(maps), keys
 
-    def write(self, images: Images, *, generator: torch.Generator | None = None) -> Memory:
-        """Show the controller each image in turn; no noise is drawn."""
-        embedding = self.encoder(self.as_episodes(images))
-        maps = self.written(embedding, self.key_posterior(embedding))
-        return Memory(maps if images.ndim == 5 else maps[0])
-
-    def empty(self, batch: int | None = None) -> Memory:
-        """Blank slots without links: the state before any write."""
-        lead = () if batch is None else (batch,)
-        return Memory(torch.zeros(*lead, *self.memory_shape(0), device=self.device))
-
-    # The bound
-
-    def elbo(
-        self,
-        images: Images,
-        memory: Memory | None = None,
-        *,
-        sample: bool = True,
-        generator: torch.Generator | None = None,
-    ) -> ElboTerms:
-        """ln p(x|z), KL[q(z|x) || p(z | reads, y)], KL[q(y|x) || N(0, 1)]: one sample of each
-        latent; `sample=False` takes posterior means instead (not a bound)."""
-        episode = self.as_pixels(images)
-        embedding = self.encoder(episode)
-        q_keys = self.key_posterior(embedding)
-        maps = self.written(embedding, q_keys) if memory is None else self.as_maps(memory, images)
-        terms = self._terms(episode, embedding, maps, q_keys, sample, generator)
-        return terms if images.ndim == 5 else terms[0]
-
-    def _terms(
-        self,
-        episode: Episode,
-        embedding: Embedding,
-        maps: MemoryMap,
-        q_keys: DiagonalNormal,
-        sample: bool,
-        generator: torch.Generator | None,
-    ) -> ElboTerms:
-        q_readout = self.readout_posterior(embedding)
-        keys = q_keys.sample(generator) if sample else q_keys.mean
-        readout = q_readout.sample(generator) if sample else q_readout.mean
-        return ElboTerms(
-            log_likelihood=self.likelihood.log_prob(self.decoder(readout), episode),
-            readout_kl=q_readout.kl(self.read_maps(maps, keys)),
-            key_kl=q_keys.kl_to_prior(),
-        )
-
-    def weighing(self, episode: Episode, generator: torch.Generator | None) -> Weigh:
-        """ln p(x, z, y | M) - ln q(z, y | x), draw by draw."""
-        embedding = self.encoder(episode)
-        q_keys, q_readout = self.key_posterior(embedding), self.readout_posterior(embedding)
-        maps = self.written(embedding, q_keys)
-
-        def draw() -> PerImage:
-            keys, readout = q_keys.sample(generator), q_readout.sample(generator)
-            joint = self.joint(episode, maps, keys, readout)
-            return joint.total - q_keys.log_prob(keys) - q_readout.log_prob(readout)
-
-        return draw
-
-    # Controls
-
-    def left_out(self, images: Images, *, generator: torch.Generator | None = None) -> ElboTerms:
-        """Each image under a memory in which all others of its episode were written (a control):
-        T writings of T - 1 images, side by side."""
-        episode = self.as_pixels(images)
-        batch, length = episode.shape[:2]
-        rest = all_but_one(length, episode.device)
-        embedding = self.encoder(episode)  # without temporal shift: each image by itself
-        q_keys = self.key_posterior(embedding)
-        others = mapped(q_keys, lambda value: value[:, rest].flatten(0, 1))
-        maps = self.written(embedding[:, rest].flatten(0, 1), others)  # (B T, ...)
-        single, alone = (value.flatten(0, 1)[:, None] for value in (episode, embedding))
-        q_keys = mapped(q_keys, lambda value: value.flatten(0, 1)[:, None])
-        terms = self._terms(single, alone, maps, q_keys, True, generator)
-        shape = (batch, length) if images.ndim == 5 else (length,)
-        return terms.view(shape)
-
-    def permuted(self, images: Images, *, generator: torch.Generator | None = None) -> ElboTerms:
-        """Each image read at its neighbour's key (a control)."""
-        episode = self.as_pixels(images)
-        embedding = self.encoder(episode)
-        q_keys = self.key_posterior(embedding)
-        maps = self.written(embedding, q_keys)
-        rolled = mapped(q_keys, lambda value: value.roll(1, dims=1))
-        terms = self._terms(episode, embedding, maps, rolled, True, generator)
-        return terms if images.ndim == 5 else terms[0]
-
-    # Generate, read, recall
-
-    @torch.no_grad()
-    def generate(
-        self,
-        memory: Memory | None,
-        num_samples: int,
-        *,
-        near: tuple[Float[Tensor, "*key"], float] | None = None,
-        generator: torch.Generator | None = None,
-    ) -> Float[Tensor, "*B T C H W"]:
-        """Draw y from its prior, read, draw z, decode its expected pixels.
-
-        `near=(key, spread)` draws keys around one instead: y + spread * noise.
-        """
-        memory = self.given(memory)
-        maps, keys = self.prior_keys(memory, num_samples, near, generator)
-        readout = self.read_maps(maps, keys).sample(generator)
-        images = self.likelihood.mean(self.decoder(readout))
-        return images if memory.is_batch else images[0]
-
-    def read(self, memory: Memory, keys: Float[Tensor, "*B T Y"]) -> DiagonalNormal:
-        """The learned prior p(z | reads, y), (B, T, L); B = 1 for one episode."""
-        maps, keys = self.as_maps(memory), keys if keys.ndim == 3 else keys[None]
-        if keys.shape[0] != len(maps) or keys.shape[2] != KEY:
-            raise UserError(f"keys {tuple(keys.shape)} do not fit memory {tuple(maps.shape)}")
-        return self.read_maps(maps, keys)
-
-    @torch.no_grad()
-    def recall(
-        self,
-        memory: Memory,
-        cue: Images,
-        *,
-        steps: int = 10,
-        sample: bool = False,
-        observed: Float[Tensor, "*B T H W"] | None = None,
-        generator: torch.Generator | None = None,
-    ) -> Float[Tensor, "S *B T C H W"]:
-        """Hold M; infer y from the last picture, read, decode, again: every step. q(y | x) sees
-        whole pictures: it has no use for `observed`. Means, unless `sample` asks for drawn keys."""
-        maps = self.as_maps(memory, cue)
-
-        def read(picture: Episode) -> Episode:
-            posterior = self.key_posterior(self.encoder(picture))
-            keys = posterior.sample(generator) if sample else posterior.mean
-            return self.likelihood.mean(self.decoder(self.read_maps(maps, keys).mean))
-
-        return self.again(memory, cue, steps, read)
-
-    @torch.no_grad()
-    def reconstruct(self, images: Images) -> Float[Tensor, "*B T C H W"]:
-        """Decode the mean of q(z|x): the memory takes no part in it."""
-        posterior = self.readout_posterior(self.encoder(self.as_episodes(images)))
-        pixels = self.likelihood.mean(self.decoder(posterior.mean))
-        return pixels if images.ndim == 5 else pixels[0]
+    def write_maps(
+        self, episode: Episode, features: Embedding, *, sample: bool = True, generator: Noise = None
+    ) -> MemoryMap:
+        return self.write_episode(episode, features)[0]

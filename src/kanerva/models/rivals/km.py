@@ -18,12 +18,13 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from kanerva.config import ModelConfig
+from kanerva.config import DkmConfig, KmConfig
 from kanerva.decoder import Decoder
-from kanerva.distributions import DiagonalNormal, mapped
+from kanerva.distributions import DiagonalNormal
 from kanerva.encoder import EpisodeEncoder
 from kanerva.memory.heap import Memory
-from kanerva.models.base import ElboTerms, Images, JointDensity, MemoryModel, Weigh, all_but_one
+from kanerva.models.base import Images
+from kanerva.models.latent import LatentModel
 from kanerva.models.rivals.matrix_normal import (
     Addresses,
     Codes,
@@ -31,12 +32,13 @@ from kanerva.models.rivals.matrix_normal import (
     MatrixPrior,
     posterior,
 )
-from kanerva.shapes import Embedding, Episode, MemoryMap, PerImage, Readout
+from kanerva.seeding import Noise
+from kanerva.shapes import Embedding, Episode, MemoryMap, PerImage
 
 Vectors = Float[Tensor, "B T key"]  # y of km, w of dkm
 
 
-class MatrixMachine(MemoryModel):
+class MatrixMachine(LatentModel):
     """What `km` and `dkm` share: an episode written into a matrix normal, one M drawn from it.
 
     That M, as a map (1, K, C), is all that p reads. Where an episode is written depends on means
@@ -44,17 +46,23 @@ class MatrixMachine(MemoryModel):
     """
 
     has_memory_kl = True
+    config: KmConfig | DkmConfig
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: KmConfig | DkmConfig) -> None:
         super().__init__(config)
         channels, height, width = config.image
         self.encoder = EpisodeEncoder(config.encoder, channels)
+        self.encodes_alone = getattr(config.encoder, "shift", 0.0) == 0
         self.prior = MatrixPrior(config.rows)
         outputs = self.likelihood.outputs(channels)
         self.decoder = Decoder(config.decoder, config.rows.width, outputs, height, width)
 
     def memory_shape(self, length: int) -> tuple[int, int, int]:
         return (1, self.config.rows.count, self.config.rows.width)
+
+    @property
+    def readout_shapes(self) -> list[list[int]]:
+        return [[self.config.rows.width]]
 
     # What the two machines do each in its own way
 
@@ -67,191 +75,73 @@ class MatrixMachine(MemoryModel):
         """Where it is written, in float32."""
 
     @abstractmethod
-    def key_posterior(self, embedding: Embedding, maps: MemoryMap) -> DiagonalNormal:
-        """Where each image reads: q of its key."""
+    def traces(self, maps: MemoryMap, keys: Vectors) -> Codes:
+        """w M, a mix of rows."""
 
-    @abstractmethod
-    def terms_at(
-        self,
-        episode: Episode,
-        embedding: Embedding,
-        maps: MemoryMap,
-        q_keys: DiagonalNormal,
-        *,
-        sample: bool,
-        generator: torch.Generator | None,
-    ) -> ElboTerms:
-        """The bound where keys have this posterior."""
-
-    @abstractmethod
-    def log_weight(
-        self,
-        episode: Episode,
-        embedding: Embedding,
-        maps: MemoryMap,
-        q_keys: DiagonalNormal,
-        generator: torch.Generator | None,
-    ) -> PerImage:
-        """ln p(x, latents | M) - ln q(latents) at one draw."""
-
-    def extra(self, episode: Episode, embedding: Embedding) -> Float[Tensor, ""]:
+    def extra_loss(self, episode: Episode, embedding: Embedding) -> Float[Tensor, ""]:
         """What else training minimises."""
         return torch.zeros((), device=embedding.device)
 
     # Write
 
-    def written(self, embedding: Embedding) -> MatrixNormal:
+    def matrix_posterior(self, embedding: Embedding) -> MatrixNormal:
         """q(M | X): the prior after Bayes' rule, in float32 whatever the networks' precision."""
         codes = self.codes(embedding)
         addresses = self.addresses(embedding, codes)
         with torch.autocast(codes.device.type, enabled=False):
             return posterior(self.prior(len(codes)), addresses, codes, self.prior.noise_variance)
 
-    def drawn(
-        self, q: MatrixNormal, sample: bool = True, generator: torch.Generator | None = None
+    def sample_matrix(
+        self, q: MatrixNormal, sample: bool = True, generator: Noise = None
     ) -> MemoryMap:
         """One M for each episode, R + U^1/2 noise; or R itself."""
         with torch.autocast(q.mean.device.type, enabled=False):
             memory = q.sample(generator) if sample else q.mean
-        return self.settled(memory[:, None])
+        return memory[:, None]
 
-    def write(self, images: Images, *, generator: torch.Generator | None = None) -> Memory:
-        """Draw M ~ q(M | X), as `elbo` does before it draws anything else."""
-        q = self.written(self.encoder(self.as_episodes(images)))
-        maps = self.drawn(q, True, generator)
-        return Memory(maps if images.ndim == 5 else maps[0])
+    def write_maps(
+        self, episode: Episode, features: Embedding, *, sample: bool = True, generator: Noise = None
+    ) -> MemoryMap:
+        """M ~ q(M | X), before anything else is drawn."""
+        return self.sample_matrix(self.matrix_posterior(features), sample, generator)
 
     def empty(self, batch: int | None = None) -> Memory:
         """What nothing was written to: the prior's mean R0."""
         maps = self.prior(batch or 1).mean[:, None].detach().clone()
         return Memory(maps[0] if batch is None else maps)
 
-    def memory_kl(self, images: Images, *, generator: torch.Generator | None = None) -> PerImage:
+    def memory_kl(self, images: Images, *, generator: Noise = None) -> PerImage:
         """KL[q(M | X) || p(M)] / T, the same for each image of an episode. No noise is drawn."""
         episode = self.as_pixels(images)
-        kl = self.memory_cost(self.written(self.encoder(episode)))
+        kl = self.matrix_kl(self.matrix_posterior(self.encoder(episode)))
         share = (kl / episode.shape[1])[:, None].expand(episode.shape[:2])
         return share if images.ndim == 5 else share[0]
 
-    def memory_cost(self, q: MatrixNormal) -> Float[Tensor, "B"]:  # noqa: F821
+    def matrix_kl(self, q: MatrixNormal) -> Float[Tensor, "B"]:  # noqa: F821
         """KL[q(M | X) || p(M)] of whole episodes."""
         with torch.autocast(q.mean.device.type, enabled=False):
             return q.kl(self.prior(len(q.mean)))
 
-    # The bound
-
-    def elbo(
-        self,
-        images: Images,
-        memory: Memory | None = None,
-        *,
-        sample: bool = True,
-        generator: torch.Generator | None = None,
-    ) -> ElboTerms:
-        """A bound on -ln p(x | M) at one M ~ q(M | X), or at a memory given.
-
-        `sample=False` takes the mean of everything, M included (not a bound).
-        """
-        episode = self.as_pixels(images)
-        embedding = self.encoder(episode)
-        if memory is None:
-            maps = self.drawn(self.written(embedding), sample, generator)
-        else:
-            maps = self.as_maps(memory, images)
-        terms = self.terms(episode, embedding, maps, sample=sample, generator=generator)
-        return terms if images.ndim == 5 else terms[0]
-
-    def terms(
-        self,
-        episode: Episode,
-        embedding: Embedding,
-        maps: MemoryMap,
-        *,
-        sample: bool = True,
-        generator: torch.Generator | None = None,
-    ) -> ElboTerms:
-        """The bound from its parts: q from the embedding, p from the memory."""
-        q_keys = self.key_posterior(embedding, maps)
-        return self.terms_at(episode, embedding, maps, q_keys, sample=sample, generator=generator)
-
-    def forward(self, episode: Episode) -> dict[str, Tensor]:
+    def forward(self, episode: Episode, generator: Noise = None) -> dict[str, Tensor]:
         """The terms of the conditional bound; KL(M) / T, which makes it whole, as `auxiliary`."""
         embedding = self.encoder(episode)
-        q = self.written(embedding)
-        outputs = self.terms(episode, embedding, self.drawn(q)).by_name()
-        auxiliary = self.extra(episode, embedding)
+        q = self.matrix_posterior(embedding)
+        maps = self.quantised(self.sample_matrix(q, generator=generator))
+        keys = self.key_posterior(embedding, maps)
+        outputs = self.terms(episode, embedding, maps, keys, generator=generator).by_name()
+        auxiliary = self.extra_loss(episode, embedding)
         if self.config.rows.charge:
-            auxiliary = auxiliary + self.memory_cost(q).mean() / episode.shape[1]
+            auxiliary = auxiliary + self.matrix_kl(q).mean() / episode.shape[1]
         return outputs | {"auxiliary": auxiliary}
-
-    # For scores: importance weights, controls
-
-    def weighing(self, episode: Episode, generator: torch.Generator | None) -> Weigh:
-        """ln p(x, z, y | M) - ln q(z, y | X, M), draw by draw, all at one M ~ q(M | X)."""
-        embedding = self.encoder(episode)
-        maps = self.drawn(self.written(embedding), True, generator)
-        q_keys = self.key_posterior(embedding, maps)
-        return lambda: self.log_weight(episode, embedding, maps, q_keys, generator)
-
-    def left_out(self, images: Images, *, generator: torch.Generator | None = None) -> ElboTerms:
-        """Each image under a memory written from the rest of its episode (a control).
-
-        q may see anything, so its view of the image stays that of the whole episode.
-        """
-        episode = self.as_pixels(images)
-        batch, length = episode.shape[:2]
-        rest = all_but_one(length, episode.device)
-        others = torch.cat([self.encoder(one[rest]) for one in episode])  # (B T, T - 1, D)
-        maps = self.drawn(self.written(others), True, generator)
-        alone = self.encoder(episode).flatten(0, 1)[:, None]  # (B T, 1, D)
-        terms = self.terms(episode.flatten(0, 1)[:, None], alone, maps, generator=generator)
-        shape = (batch, length) if images.ndim == 5 else (length,)
-        return terms.view(shape)
-
-    def permuted(self, images: Images, *, generator: torch.Generator | None = None) -> ElboTerms:
-        """Each image read at its neighbour's key (a control)."""
-        episode = self.as_pixels(images)
-        embedding = self.encoder(episode)
-        maps = self.drawn(self.written(embedding), True, generator)
-        rolled = mapped(self.key_posterior(embedding, maps), lambda value: value.roll(1, dims=1))
-        terms = self.terms_at(episode, embedding, maps, rolled, sample=True, generator=generator)
-        return terms if images.ndim == 5 else terms[0]
-
-    # For users: iterative reading
-
-    @torch.no_grad()
-    def recall(
-        self,
-        memory: Memory,
-        cue: Images,
-        *,
-        steps: int = 10,
-        sample: bool = False,
-        observed: Float[Tensor, "*B T H W"] | None = None,
-        generator: torch.Generator | None = None,
-    ) -> Float[Tensor, "S *B T C H W"]:
-        """Hold M; find where the last picture lies, read w M there, decode it, again: every step.
-
-        What is decoded is the memory's word alone, not mixed with the picture's own code. Keys are
-        the means of their posteriors unless `sample`. Whole pictures are encoded: `observed` is of
-        no use here.
-        """
-        maps = self.as_maps(memory, cue)
-
-        def read(picture: Episode) -> Episode:
-            q_keys = self.key_posterior(self.encoder(picture), maps)
-            keys = q_keys.sample(generator) if sample else q_keys.mean
-            return self.likelihood.mean(self.decoder(self.traces(maps, keys)))
-
-        return self.again(memory, cue, steps, read)
 
 
 class KanervaMachine(MatrixMachine):
     """Addresses from learned keys: y ~ q(y | x), w = f(y) A', z ~ q(z | x, y, M)."""
 
     reconstructed = "reconstructed: written, then q(z|x, y, M)"
+    config: KmConfig
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: KmConfig) -> None:
         super().__init__(config)
         rows, hidden, embedding = config.rows, config.keys.hidden, self.encoder.features
         self.code = nn.Linear(embedding, 2 * rows.width)
@@ -287,14 +177,13 @@ class KanervaMachine(MatrixMachine):
         """At key means: M must not tell which key sample a read draws."""
         return self.weights(DiagonalNormal.from_network(self.keys(embedding)).mean)
 
-    def key_posterior(self, embedding: Embedding, maps: MemoryMap) -> DiagonalNormal:
+    def key_posterior(self, features: Embedding, maps: MemoryMap) -> DiagonalNormal:
         """q(y | x): the memory has no say in it."""
-        return DiagonalNormal.from_network(self.keys(embedding))
+        return DiagonalNormal.from_network(self.keys(features))
 
     # Read
 
     def traces(self, maps: MemoryMap, keys: Vectors) -> Codes:
-        """w M, a mix of rows."""
         addresses = self.weights(keys)
         with torch.autocast(maps.device.type, enabled=False):
             return addresses @ maps[:, 0].float()
@@ -304,83 +193,11 @@ class KanervaMachine(MatrixMachine):
         mean = self.traces(maps, keys)
         return DiagonalNormal(mean, (0.5 * self.prior.noise_variance.log()).expand_as(mean))
 
-    def readout_posterior(self, seen: DiagonalNormal, prior: DiagonalNormal) -> DiagonalNormal:
+    def readout_posterior_at(self, features: Embedding, prior: DiagonalNormal) -> DiagonalNormal:
         """q(z | x, y, M): top-down and bottom-up, each weighed by its precision (ours: the paper
         gives both to a network). Its KL falls to zero as the image's own word gets unsure."""
+        seen = self.bottom_up(features)
         sure, surer = (-2 * prior.log_std).exp(), (-2 * seen.log_std).exp()
         total = sure + surer
         mean = (sure * prior.mean + surer * seen.mean) / total
         return DiagonalNormal(mean, -0.5 * total.log())
-
-    def terms_at(
-        self,
-        episode: Episode,
-        embedding: Embedding,
-        maps: MemoryMap,
-        q_keys: DiagonalNormal,
-        *,
-        sample: bool,
-        generator: torch.Generator | None,
-    ) -> ElboTerms:
-        keys = q_keys.sample(generator) if sample else q_keys.mean
-        prior = self.read_maps(maps, keys)
-        q_readout = self.readout_posterior(self.bottom_up(embedding), prior)
-        readout = q_readout.sample(generator) if sample else q_readout.mean
-        return ElboTerms(
-            log_likelihood=self.likelihood.log_prob(self.decoder(readout), episode),
-            readout_kl=q_readout.kl(prior),
-            key_kl=q_keys.kl_to_prior(),
-        )
-
-    def log_weight(
-        self,
-        episode: Episode,
-        embedding: Embedding,
-        maps: MemoryMap,
-        q_keys: DiagonalNormal,
-        generator: torch.Generator | None,
-    ) -> PerImage:
-        keys = q_keys.sample(generator)
-        q_readout = self.readout_posterior(self.bottom_up(embedding), self.read_maps(maps, keys))
-        readout = q_readout.sample(generator)
-        joint = self.joint(episode, maps, keys, readout)
-        return joint.total - q_keys.log_prob(keys) - q_readout.log_prob(readout)
-
-    def joint(
-        self, episode: Episode, maps: MemoryMap, keys: Vectors, readout: Readout
-    ) -> JointDensity:
-        """ln p(x, z, y | M): everything the generative side says, from M, y and z alone."""
-        return JointDensity(
-            log_likelihood=self.likelihood.log_prob(self.decoder(readout), episode),
-            readout_log_prior=self.read_maps(maps, keys).log_prob(readout),
-            key_log_prior=DiagonalNormal.standard_like(keys).log_prob(keys),
-        )
-
-    @torch.no_grad()
-    def generate(
-        self,
-        memory: Memory | None,
-        num_samples: int,
-        *,
-        near: tuple[Float[Tensor, "*key"], float] | None = None,
-        generator: torch.Generator | None = None,
-    ) -> Float[Tensor, "*B T C H W"]:
-        """Draw keys from their prior, read, draw a code, decode its expected pixels.
-
-        `near=(key, spread)` draws keys around one instead: y + spread * noise.
-        """
-        memory = self.given(memory)
-        maps, keys = self.prior_keys(memory, num_samples, near, generator)
-        readout = self.read_maps(maps, keys).sample(generator)
-        images = self.likelihood.mean(self.decoder(readout))
-        return images if memory.is_batch else images[0]
-
-    @torch.no_grad()
-    def reconstruct(self, images: Images) -> Float[Tensor, "*B T C H W"]:
-        """Write the episode, read it at key means, decode the mean of q(z | x, y, M); M = R."""
-        embedding = self.encoder(self.as_episodes(images))
-        maps = self.drawn(self.written(embedding), sample=False)
-        prior = self.read_maps(maps, self.key_posterior(embedding, maps).mean)
-        readout = self.readout_posterior(self.bottom_up(embedding), prior).mean
-        pixels = self.likelihood.mean(self.decoder(readout))
-        return pixels if images.ndim == 5 else pixels[0]

@@ -6,27 +6,26 @@
 What a memory must beat. It has the paper's encoder, without temporal shift, and its decoder.
 """
 
-import torch
-from jaxtyping import Float
 from torch import Tensor
 
-from kanerva.config import ModelConfig
+from kanerva.config import VaeConfig
 from kanerva.decoder import Decoder
+from kanerva.distributions import DiagonalNormal, no_keys
 from kanerva.encoder import EpisodeEncoder
-from kanerva.errors import UserError
-from kanerva.memory.heap import Memory
-from kanerva.models.base import ElboTerms, Images, MemoryModel, Weigh
+from kanerva.models.latent import LatentModel
 from kanerva.readout import ReadoutPosterior
-from kanerva.shapes import Episode, PerImage
+from kanerva.seeding import Noise
+from kanerva.shapes import Embedding, Episode, MemoryMap
 
 
-class VAE(MemoryModel):
+class Vae(LatentModel):
     """A variational autoencoder of the paper's encoder and decoder."""
 
     remembers = recalls = has_keys = False
     reconstructed = "reconstructed: q(z|x)"
+    config: VaeConfig
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: VaeConfig) -> None:
         super().__init__(config)
         channels, height, width = config.image
         self.encoder = EpisodeEncoder(config.encoder, channels)
@@ -41,95 +40,18 @@ class VAE(MemoryModel):
     def memory_shape(self, length: int) -> tuple[int, int, int]:
         return (0, 0, 0)
 
-    # The bound, samples
+    def write_maps(
+        self, episode: Episode, features: Embedding, *, sample: bool = True, generator: Noise = None
+    ) -> MemoryMap:
+        """Nothing."""
+        return features.new_zeros(len(features), *self.memory_shape(0))
 
-    def elbo(
-        self,
-        images: Images,
-        memory: Memory | None = None,
-        *,
-        sample: bool = True,
-        generator: torch.Generator | None = None,
-    ) -> ElboTerms:
-        """ln p(x|z) and KL[q(z|x) || N(0, 1)] of each image; there is no key to charge."""
-        if memory is not None:
-            raise UserError("vae has no memory: score images without one")
-        episode = self.as_pixels(images)
-        posterior = self.readout_posterior(self.encoder(episode))
-        readout = posterior.sample(generator) if sample else posterior.mean
-        kl = posterior.kl_to_prior()
-        terms = ElboTerms(
-            log_likelihood=self.likelihood.log_prob(self.decoder(readout), episode),
-            readout_kl=kl,
-            key_kl=torch.zeros_like(kl),
-        )
-        return terms if images.ndim == 5 else terms[0]
+    def key_posterior(self, features: Embedding, maps: MemoryMap) -> DiagonalNormal:
+        return no_keys(*features.shape[:2], features.device)
 
-    def weighing(self, episode: Episode, generator: torch.Generator | None) -> Weigh:
-        """ln p(x, z) - ln q(z | x), draw by draw."""
-        posterior = self.readout_posterior(self.encoder(episode))
+    def read_maps(self, maps: MemoryMap, keys: Tensor) -> DiagonalNormal:
+        """N(0, 1), whatever else there is."""
+        return DiagonalNormal.standard_like(keys.new_zeros(*keys.shape[:2], self.config.readout.size))
 
-        def draw() -> PerImage:
-            readout = posterior.sample(generator)
-            likelihood = self.likelihood.log_prob(self.decoder(readout), episode)
-            return likelihood - posterior.log_ratio(readout)
-
-        return draw
-
-    @torch.no_grad()
-    def generate(
-        self,
-        memory: Memory | None,
-        num_samples: int,
-        *,
-        near: tuple[Float[Tensor, "*key"], float] | None = None,
-        generator: torch.Generator | None = None,
-    ) -> Episode | Float[Tensor, "T C H W"]:
-        """Draw z from its prior and decode its expected pixels. `memory` is None."""
-        if memory is not None or near is not None:
-            raise UserError("vae has no memory and no keys: generate(None, num_samples)")
-        if num_samples < 1:
-            raise UserError(f"num_samples must be at least 1, got {num_samples}")
-        shape = (1, num_samples, self.config.readout.size)
-        readout = torch.randn(shape, generator=generator, device=self.device)
-        return self.likelihood.mean(self.decoder(readout))[0]
-
-    @torch.no_grad()
-    def reconstruct(self, images: Images) -> Float[Tensor, "*B T C H W"]:
-        """Decode the mean of q(z|x)."""
-        posterior = self.readout_posterior(self.encoder(self.as_episodes(images)))
-        pixels = self.likelihood.mean(self.decoder(posterior.mean))
-        return pixels if images.ndim == 5 else pixels[0]
-
-    def left_out(self, images: Images, *, generator: torch.Generator | None = None) -> ElboTerms:
-        """An image costs the same whatever else there is."""
-        return self.elbo(images, generator=generator)
-
-    # What it has no notion of
-
-    def _none(self, what: str) -> UserError:
-        return UserError(f"vae has no memory: {what}")
-
-    def traces(self, maps: Tensor, keys: Tensor) -> Tensor:
-        raise self._none("there is nothing to read")
-
-    def write(self, images: Images, *, generator: torch.Generator | None = None) -> Memory:
-        raise self._none("nothing can be written")
-
-    def empty(self, batch: int | None = None) -> Memory:
-        raise self._none("there is no empty one")
-
-    def recall(
-        self,
-        memory: Memory,
-        cue: Images,
-        *,
-        steps: int = 10,
-        sample: bool = False,
-        observed: Float[Tensor, "*B T H W"] | None = None,
-        generator: torch.Generator | None = None,
-    ) -> Float[Tensor, "S *B T C H W"]:
-        raise self._none("nothing can be recalled")
-
-    def permuted(self, images: Images, *, generator: torch.Generator | None = None) -> ElboTerms:
-        raise self._none("there are no keys to exchange")
+    def readout_posterior_at(self, features: Embedding, prior: DiagonalNormal) -> DiagonalNormal:
+        return self.readout_posterior(features)

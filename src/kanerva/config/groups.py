@@ -1,0 +1,300 @@
+"""Groups of options that model configs are made of: the one home of each default.
+
+Values are the paper's (App. E) unless marked `ours`. A group holds what its models use and nothing
+else; a model with one option more has a group of its own.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from kanerva.config.checks import require_not_negative, require_positive, require_share
+from kanerva.errors import UserError
+
+# The paper's networks, which rivals share
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResNetConfig:
+    """f_enc: a ResNet-18 (§3.3)."""
+
+    group: ClassVar[str] = "encoder"
+    width: int = 64
+    """Channels of the first stage; the embedding has 8 * width numbers."""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "width")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShiftedResNetConfig(ResNetConfig):
+    """The same with temporal shift: an image sees its neighbours in the episode."""
+
+    shift: float = 0.125
+    """Share of channels that move forward in the episode, and again as many back; 0 disables."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_share(self, "shift", 0.5)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeyConfig:
+    """The network that infers keys."""
+
+    group: ClassVar[str] = "keys"
+    hidden: int = 512
+    """Width of its hidden layers."""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "hidden")
+
+
+@dataclass(frozen=True, kw_only=True)
+class VectorReadoutConfig:
+    """Z as one vector: its posterior q(Z|X)."""
+
+    group: ClassVar[str] = "readout"
+    size: int = 64
+    """L, numbers of z. ours: the paper does not say."""
+    hidden: int = 512
+    """Width of hidden layers."""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "size", "hidden")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PaperReadoutConfig(VectorReadoutConfig):
+    """The same, and a convolutional prior p(Z|M-hat, Y)."""
+
+    prior_width: int = 64
+    """Feature maps of the prior's first convolution. ours"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_positive(self, "prior_width")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderConfig:
+    """p(X|Z): conv-transpose layers with EvoNorm-S0 between them."""
+
+    group: ClassVar[str] = "decoder"
+    base: int = 256
+    """Feature maps of the first layer, halved per layer. ours"""
+    layers: int = 3
+    """Doublings of the side. ours"""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "base", "layers")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PaperMemoryConfig:
+    """The latent memory M as printed: written whole, read at K windows."""
+
+    group: ClassVar[str] = "memory"
+    channels: int = 3
+    """Cm."""
+    size: int = 64
+    """Hm = Wm."""
+    reads: int = 2
+    """K, chosen in §4.3."""
+    block: int = 16
+    """h = w of one read. ours: the paper gives no block size."""
+    base: int = 256
+    """Feature maps of the writer's first layer, halved per layer."""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "channels", "size", "reads", "block", "base")
+        if self.block > self.size:
+            raise UserError(f"memory.block={self.block} exceeds memory.size={self.size}")
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Cm, Hm, Wm."""
+        return (self.channels, self.size, self.size)
+
+
+# kpp's own
+
+
+@dataclass(frozen=True, kw_only=True)
+class KppEncoderConfig:
+    """Each image by itself, to feature maps of a quarter of its side. ours"""
+
+    group: ClassVar[str] = "encoder"
+    width: int = 64
+    """Channels at half the side; twice as many at a quarter."""
+    depth: int = 2
+    """Residual blocks at each of the two resolutions."""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "width", "depth")
+
+
+@dataclass(frozen=True, kw_only=True)
+class KppReadoutConfig:
+    """Z with a global and a spatial part. ours"""
+
+    group: ClassVar[str] = "readout"
+    size: int = 32
+    """Numbers of the global part; 0 leaves it out."""
+    channels: int = 16
+    """Maps of the spatial part, a quarter of the image's side; 0 leaves it out."""
+    prior_width: int = 64
+    """Feature maps of the networks."""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "prior_width")
+        require_not_negative(self, "size", "channels")
+        if self.size + self.channels == 0:
+            raise UserError("a readout needs readout.size or readout.channels, both are 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class KppDecoderConfig:
+    """Residual blocks at a quarter and at half the side. ours"""
+
+    group: ClassVar[str] = "decoder"
+    base: int = 128
+    """Feature maps at a quarter of the side; half as many at half of it."""
+    depth: int = 2
+    """Residual blocks at each of the two resolutions."""
+    neighbours: int = 0
+    """Radius of the causal pixel context; 0 disables."""
+    near_width: int = 128
+    """Features of each pixel in that context."""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "base", "depth", "near_width")
+        require_not_negative(self, "neighbours")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GridConfig:
+    """A memory that is a grid of cells. ours"""
+
+    group: ClassVar[str] = "memory"
+    channels: int = 3
+    """Cm."""
+    size: int = 64
+    """Hm = Wm."""
+    capacity: int = 36
+    """Blocks there is room for: the cells of the grid."""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "channels", "size", "capacity")
+        rows, columns = rows_and_columns(self.capacity)
+        if columns > self.size:
+            raise UserError(
+                f"memory.capacity={self.capacity} is a grid of {rows} x {columns} cells, too "
+                f"fine for a memory of side {self.size}"
+            )
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Cm, Hm, Wm."""
+        return (self.channels, self.size, self.size)
+
+
+Placement = Literal["cells", "transport"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class KppMemoryConfig(GridConfig):
+    """The same, a block for each image. ours"""
+
+    placement: Placement = "cells"
+    """cells: at random, read whole. transport: learned keys sorted onto cells, read between cells."""
+    unwritten: float = 0.125
+    """Share of each training episode that is not written."""
+    noise: float = 0.05
+    """Standard deviation of noise on blocks in training; blocks lie in [-1, 1]."""
+    outline: bool = False
+    """Blocks start as an outline of their image; for 8-bit pixels."""
+    locality: float = 0.0
+    """transport: weight of the loss that places like beside like."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.unwritten < 1:
+            raise UserError(f"memory.unwritten must lie in [0, 1), got {self.unwritten}")
+        require_not_negative(self, "noise", "locality")
+        if self.locality and self.placement != "transport":
+            raise UserError(f"memory.locality needs placement=transport, not {self.placement}")
+
+
+def rows_and_columns(capacity: int) -> tuple[int, int]:
+    """The squarest grid of exactly so many cells; one over twice as wide as high is refused."""
+
+    def rows_of(count: int) -> int:
+        return max(r for r in range(1, math.isqrt(count) + 1) if count % r == 0)
+
+    def fits(count: int) -> bool:
+        return count > 0 and count <= 2 * rows_of(count) ** 2
+
+    rows = rows_of(capacity)
+    if not fits(capacity):
+        near = (n for d in range(1, capacity) for n in (capacity - d, capacity + d) if n > 0)
+        raise UserError(
+            f"memory.capacity={capacity} makes no grid of cells ({rows} x {capacity // rows}): "
+            f"use {next(filter(fits, near))}"
+        )
+    return rows, capacity // rows
+
+
+# The rivals' memories: a matrix of rows. Their authors' sizes for MNIST and Omniglot.
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowsConfig:
+    """A memory of rows."""
+
+    group: ClassVar[str] = "rows"
+    count: int = 32
+    """Rows."""
+    width: int = 100
+    """Numbers in a row."""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "count", "width")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MatrixConfig(RowsConfig):
+    """A random matrix, as in the Kanerva machines."""
+
+    noise: float = 1.0
+    """sigma of a code about what is read; learned from here. ours"""
+    charge: bool = True
+    """Training pays for KL(M) too; without it M holds more. ours"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_positive(self, "noise")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AddressedMatrixConfig(MatrixConfig):
+    """The same, addressed by a learned key."""
+
+    address: int = 32
+    """Numbers of y, from which an address is made. ours"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_positive(self, "address")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlotsConfig(RowsConfig):
+    """The slots of a differentiable neural computer."""
+
+    heads: int = 4
+    """Reads for each image."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_positive(self, "heads")

@@ -1,0 +1,28 @@
+"""Configs as plain JSON and YAML types.
+
+A run is one flat mapping, as on the command line: the model's options stand beside the run's own,
+and `model` is its name.
+"""
+
+import json
+from dataclasses import asdict, fields, is_dataclass
+from typing import Any
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """A model's config or a run's, with lists for tuples."""
+    model = getattr(config, "model", config)
+    content = {"model": model.name} | asdict(model)
+    if model is not config:
+        own = {f.name: getattr(config, f.name) for f in fields(config) if f.name != "model"}
+        content |= {k: asdict(v) if is_dataclass(v) else v for k, v in own.items()}  # pyright: ignore
+    return json.loads(json.dumps(content))
+
+
+def flatten(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{"memory": {"size": 8}} as {"memory.size": 8}."""
+    flat: dict[str, Any] = {}
+    for key, value in nested.items():
+        inner = flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else None
+        flat |= {prefix + key: value} if inner is None else inner
+    return flat

@@ -1,0 +1,124 @@
+"""A training run: the model, its data, its optimiser and how long. A run's config.yaml holds it."""
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+from kanerva.config.checks import require_not_negative, require_positive
+from kanerva.config.models import KppConfig, ModelConfig
+from kanerva.config.plain import flatten, to_dict
+from kanerva.data.registry import DATASETS
+from kanerva.errors import UserError
+
+Binarization = Literal["sample", "threshold", "dither", "none"]
+Execution = Literal["auto", "eager", "compiled", "captured"]
+Precision = Literal["32-true", "bf16-mixed"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Which images, and how grey pixels become bits: named beside every figure."""
+
+    group: ClassVar[str] = "data"
+    set: str = "glyphs"
+    """The data set's name: `kanerva data list`."""
+    binarization: Binarization = "sample"
+    """How grey pixels become bits; none: 8-bit pixels."""
+    folder: str | None = None
+    """images: the folder of image files."""
+    crop: int | None = None
+    """celeba: side of the centred square that is taken; the whole picture unless given."""
+
+    def __post_init__(self) -> None:
+        if self.set not in DATASETS:
+            raise UserError(f"unknown data set {self.set!r}; there are {', '.join(DATASETS)}")
+        if self.crop is not None:
+            require_positive(self, "crop")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimConfig:
+    """The paper's: LARS around Adam, one-cycle cosine (App. E)."""
+
+    group: ClassVar[str] = "optim"
+    optimiser: Literal["lars_adam", "adamw"] = "lars_adam"
+    """lars_adam is the paper's."""
+    lr: float = 5e-3
+    """Learning rate; for lars_adam relative to a weight matrix's norm. ours"""
+    weight_decay: float = 1e-3
+    """Not on biases and norm affines."""
+    warmup_epochs: float = 10.0
+    """Linear; at most a tenth of the run (ours)."""
+    clip: float = 10.0
+    """Largest gradient norm. ours"""
+    ema: float = 0.0
+    """Decay of an average of the weights; 0 disables. ours"""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "lr", "clip")
+        require_not_negative(self, "weight_decay", "warmup_epochs")
+        if not 0 <= self.ema < 1:
+            raise UserError(f"optim.ema must lie in [0, 1), got {self.ema}")
+
+
+NOT_HASHED = ("seed", "log_every", "preset", "variant", "execution", "data.folder")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """A training run."""
+
+    config_version: ClassVar[int] = 1
+    model: ModelConfig = field(default_factory=KppConfig)
+    """The model, by name; its options stand beside the run's own."""
+    preset: str = "glyphs"
+    """The data set whose settings the run starts from."""
+    variant: str | None = None
+    """kpp: which settings of a preset, store or generate."""
+    data: DataConfig = field(default_factory=DataConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    episode_length: int = 32
+    """T, images of an episode. ours: the paper trains between 5 and 64 (§4.3)."""
+    batch: int = 8
+    """Episodes of one step. ours"""
+    steps: int = 100_000
+    """Length of the run. About 500 epochs of MNIST (App. E)."""
+    seed: int = 0
+    precision: Precision = "32-true"
+    execution: Execution = "auto"
+    """How a step is run; auto: the fastest that runs here."""
+    log_every: int = 20
+    """Steps between rows of metrics.csv."""
+    validate_every: int = 500
+    """Steps between validations, sample grids and checkpoints."""
+    validate_episodes: int = 32
+    """Episodes of the validation split; their bound decides which step is best."""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "episode_length", "batch", "steps", "log_every", "validate_every")
+        require_positive(self, "validate_episodes")
+        if isinstance(self.model, KppConfig) and self.episode_length > self.model.memory.capacity:
+            raise UserError(
+                f"episode_length={self.episode_length} images do not fit into a memory of "
+                f"memory.capacity={self.model.memory.capacity} blocks"
+            )
+        if self.episode_length * self.batch < 2:
+            raise UserError("a step of one image is too few for batch statistics: raise batch")
+
+    def config_hash(self) -> str:
+        """Names what is trained: what differs from the defaults, whatever the seed, the folder of
+        data, the logging, and how the same arithmetic is executed."""
+        content = {
+            "model": self.model.name,
+            "versions": [self.config_version, self.model.config_version],
+            "options": changed_options(self),
+        }
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def changed_options(config: RunConfig) -> dict[str, Any]:
+    """The options that differ from the defaults of the run and its model, by flat name."""
+    default = flatten(to_dict(RunConfig(model=type(config.model)())))
+    ours = flatten(to_dict(config))
+    return {k: v for k, v in ours.items() if v != default[k] and k not in NOT_HASHED}

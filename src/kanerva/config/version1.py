@@ -1,0 +1,92 @@
+"""Configs that kanerva 0.1 wrote: one flat set of options for all models.
+
+What a model ignored is dropped, for it had no effect. What it used and no longer has is refused.
+"""
+
+from dataclasses import fields
+from typing import Any
+
+from kanerva.config.groups import rows_and_columns
+from kanerva.config.models import model_config
+from kanerva.errors import UserError
+
+# Options that became constants, each with its one value.
+_CONSTANTS: dict[tuple[str, str], Any] = {
+    ("encoder", "blocks"): [2, 2, 2, 2],
+    ("keys", "layers"): 3,
+    ("readout", "layers"): 3,
+    ("decoder", "near_depth"): 4,
+    ("decoder", "sketch"): 1.0,
+    ("likelihood", "components"): 10,
+    ("optim", "betas"): [0.9, 0.999],
+}
+_RUN_GROUPS = ("data", "optim")
+
+
+def is_version1(data: dict[str, Any]) -> bool:
+    """Version 0.1 wrote every group, the likelihood's among them."""
+    return isinstance(data.get("likelihood"), dict)
+
+
+def upgrade(data: dict[str, Any], where: str) -> dict[str, Any]:
+    """The same config with the options of today."""
+    name = data.get("model")
+    cls = model_config(name)
+    if name == "kpp":
+        _refuse_retired_kpp(data, where)
+    new: dict[str, Any] = {"model": name, "likelihood": data["likelihood"].get("kind")}
+    groups = {f.name: f.type for f in fields(cls)}
+    for key, value in data.items():
+        if key in ("model", "likelihood", "epochs", "strategy"):
+            continue
+        if key == "step":
+            new["execution"] = value
+        elif isinstance(value, dict) and (key in groups or key in _RUN_GROUPS):
+            new[key] = _known_options(cls, key, value, where)
+        elif not isinstance(value, dict):
+            new[key] = value
+    if name == "kpp" and data["memory"]["placement"] == "cells":
+        new.pop("keys", None)
+    if name == "kpp" and not data["decoder"].get("neighbours"):
+        new["decoder"].pop("near_width", None)
+    if "steps" in new and new["steps"] is None:
+        raise UserError(f"{where} counts epochs, as kanerva 0.1 did: give it steps instead")
+    return new
+
+
+def _known_options(cls: type, group: str, options: dict[str, Any], where: str) -> dict[str, Any]:
+    """A group's options of today; one that became a constant must have its value."""
+    for (owner, option), constant in _CONSTANTS.items():
+        if owner == group and option in options and options[option] != constant:
+            _retired(f"{group}.{option}={options[option]}", where)
+    if group in _RUN_GROUPS:
+        return {k: v for k, v in options.items() if (group, k) not in _CONSTANTS}
+    known = {f.name for f in fields(_group_type(cls, group))}
+    return {k: v for k, v in options.items() if k in known}
+
+
+def _group_type(cls: type, group: str) -> Any:
+    from typing import get_type_hints
+
+    return get_type_hints(cls)[group]
+
+
+def _refuse_retired_kpp(data: dict[str, Any], where: str) -> None:
+    memory, readout = data["memory"], data["readout"]
+    reads = {"cells": "hard", "transport": "soft"}
+    if memory["placement"] not in reads:
+        _retired(f"memory.placement={memory['placement']}", where)
+    if memory["read"] != reads[memory["placement"]]:
+        _retired(f"memory.read={memory['read']} with placement={memory['placement']}", where)
+    if memory["read"] == "soft":
+        rows, columns = rows_and_columns(memory["capacity"])
+        if (memory["block"],) * 2 != (memory["size"] // rows, memory["size"] // columns):
+            _retired(f"memory.block={memory['block']}", where)
+    if readout["posterior"] != "residual":
+        _retired(f"readout.posterior={readout['posterior']}", where)
+    if memory["unwritten"] == 1:
+        _retired("memory.unwritten=1 (today the model kpp-empty)", where)
+
+
+def _retired(option: str, where: str) -> None:
+    raise UserError(f"{where}: {option} was retired after kanerva 0.1; use that version for it")

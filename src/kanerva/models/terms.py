@@ -1,0 +1,61 @@
+"""What a bound is made of, for each image of each episode, in nats."""
+
+from dataclasses import dataclass
+
+from jaxtyping import Float
+from torch import Tensor
+
+from kanerva.shapes import PerImage
+
+
+@dataclass(frozen=True)
+class ElboTerms:
+    """The three terms of L_T (Eq. 4) in nats for each image of each episode."""
+
+    log_likelihood: PerImage  # ln p(x|z, M, y)
+    readout_kl: PerImage  # KL[q(z|.) || p(z|M, y)]
+    key_kl: PerImage  # KL[q(y|.) || p(y)], all K heads
+
+    @property
+    def elbo(self) -> PerImage:
+        """Higher is better: a lower bound on ln p(x|M)."""
+        return self.log_likelihood - self.readout_kl - self.key_kl
+
+    @property
+    def nll_nats(self) -> PerImage:
+        """Lower is better: an upper bound on -ln p(x|M)."""
+        return -self.elbo
+
+    @property
+    def loss(self) -> Float[Tensor, ""]:
+        """What training minimises: the mean of `nll_nats`."""
+        return self.nll_nats.mean()
+
+    def by_name(self) -> dict[str, Tensor]:
+        """The three terms in a plain container (a compiler makes nothing of `vars`)."""
+        return {
+            "log_likelihood": self.log_likelihood,
+            "readout_kl": self.readout_kl,
+            "key_kl": self.key_kl,
+        }
+
+    def view(self, shape: tuple[int, ...]) -> "ElboTerms":
+        """The same images, grouped otherwise."""
+        return ElboTerms(*[term.reshape(shape) for term in self.by_name().values()])
+
+    def __getitem__(self, episode: int) -> "ElboTerms":
+        """One episode's terms out of a batch."""
+        return ElboTerms(*[term[episode] for term in self.by_name().values()])
+
+
+@dataclass(frozen=True)
+class JointDensity:
+    """ln p(x, z, y | M), piece by piece, for each image: what the generative side alone says."""
+
+    log_likelihood: PerImage
+    readout_log_prior: PerImage
+    key_log_prior: PerImage
+
+    @property
+    def total(self) -> PerImage:
+        return self.log_likelihood + self.readout_log_prior + self.key_log_prior
