@@ -13,15 +13,13 @@ import numpy as np
 import torch
 
 from kanerva.data.image_set import ImageSet
-from kanerva.data.images import (
-    Packing,
+from kanerva.data.packing import Packing, packed, state_of
+from kanerva.data.picture_files import (
     Unreadable,
     channels_first,
     check_size,
     open_picture,
-    packed,
     read_files,
-    state_of,
 )
 from kanerva.errors import UserError
 

@@ -22,16 +22,8 @@ import torch
 from tqdm import tqdm
 
 from kanerva.data.image_set import ImageSet
-from kanerva.data.images import (
-    Packed,
-    Packing,
-    channels_first,
-    image_files,
-    open_picture,
-    packed,
-    packed_files,
-    state_of,
-)
+from kanerva.data.packing import Packed, Packing, packed, packed_files, state_of
+from kanerva.data.picture_files import channels_first, image_files, open_picture
 from kanerva.errors import UserError
 from kanerva.seeding import stream
 
