@@ -12,7 +12,7 @@ from PIL import Image
 
 from kanerva.config import DataConfig, RunConfig
 from kanerva.data import celeba, is_present, picture_files
-from kanerva.data.catalogue import fetch, load
+from kanerva.data.loading import fetch, load
 from kanerva.errors import UserError
 from kanerva.presets import preset
 from kanerva.runs import load_split

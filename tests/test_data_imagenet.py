@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from kanerva.data import imagenet, is_present, packing
-from kanerva.data.catalogue import fetch, load
+from kanerva.data.loading import fetch, load
 from kanerva.errors import UserError
 from kanerva.presets import preset
 from kanerva.runs import load_split

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from kanerva.data import FixedEpisodes, ImageSet, TrainingEpisodes, mazes
-from kanerva.data.catalogue import fetch, is_present, load
 from kanerva.data.images import split_of
+from kanerva.data.loading import fetch, is_present, load
 from kanerva.data.maze_rendering import (
     FRAMES,
     opengl,

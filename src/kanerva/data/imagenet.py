@@ -94,6 +94,11 @@ def load_imagenet(name: str, split: str, place: Path) -> ImageSet | None:
     return ImageSet(name, split, torch.from_numpy(found.images), labels)
 
 
+def has_test_images(name: str, place: Path) -> bool:
+    """Whether the official validation set, which is test here, is there."""
+    return find_imagenet(name, "val", place) is not None
+
+
 def in_split(name: str, split: str, count: int) -> np.ndarray:
     """Which images of a part are in a split: all of val in test, most of train in train."""
     if split == "test":

@@ -33,7 +33,7 @@ EXTRA = "install with pip install 'kanerva[mazes]'"
 # The set
 
 
-def load_mazes(split: str, place: Path) -> ImageSet:
+def load(split: str, place: Path) -> ImageSet:
     """One split: 12,000, 1,200 or 2,400 frames, each path in a maze of its own.
 
     Rendered into `place` on first use. Arrays of the real DeepMind Lab's frames that were put there
@@ -41,7 +41,12 @@ def load_mazes(split: str, place: Path) -> ImageSet:
     """
     if find_arrays(place):
         return load_frames(place, split)
-    return read_mazes(fetch_mazes(place), split)
+    (rendered,) = fetch(place)
+    return read_mazes(rendered, split)
+
+
+def is_present(place: Path) -> bool:
+    return find_mazes(place) is not None or bool(find_arrays(place))
 
 
 def find_mazes(place: Path) -> Path | None:
@@ -50,13 +55,13 @@ def find_mazes(place: Path) -> Path | None:
     return path if path.is_file() else None
 
 
-def fetch_mazes(place: Path) -> Path:
+def fetch(place: Path) -> list[Path]:
     """The file of rendered frames; rendered now if it is not there. Nothing is downloaded."""
     if find_arrays(place):
         raise UserError(f"{place} holds arrays (.npy), which are taken for mazes: move them away")
     found = find_mazes(place)
     if found is not None:
-        return found
+        return [found]
     if any(importlib.util.find_spec(name) is None for name in ("labmaze", "dm_control", "mujoco")):
         raise UserError(f"mazes are not in {place}, and rendering them needs more: {EXTRA}")
     try:
@@ -67,7 +72,7 @@ def fetch_mazes(place: Path) -> Path:
     with _alone(place):
         if not path.is_file():  # another process may have been first
             write_mazes(path, render(SEED, PATHS), SEED)
-    return path
+    return [path]
 
 
 def write_mazes(path: Path, packed: dict[str, list[bytes]], seed: int) -> None:
