@@ -11,8 +11,8 @@ import torch
 from PIL import Image
 
 from kanerva.config import DataConfig, RunConfig
-from kanerva.data import celeba, images, is_present
-from kanerva.data.catalogue import fetch, load
+from kanerva.data import celeba, is_present, picture_files
+from kanerva.data.loading import fetch, load
 from kanerva.errors import UserError
 from kanerva.presets import preset
 from kanerva.runs import load_split
@@ -129,7 +129,7 @@ def test_a_bomb_and_a_pipe_are_left_out(root: Path, monkeypatch: pytest.MonkeyPa
     match = "1 are missing, such as 000001.jpg; 1 cannot .* 10000 x 10000 is too many pixels"
     with pytest.warns(UserWarning, match=match):
         assert len(load("celeba", "train", root)) == 2
-    monkeypatch.setattr(images, "MAX_SET", 1000)
+    monkeypatch.setattr(picture_files, "MAX_SET", 1000)
     with pytest.raises(UserError, match=r"2 images of 3 x 64 x 64 are 0\.0 GB, more than"):
         load("celeba", "test", root)
 

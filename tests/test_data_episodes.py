@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from kanerva.data.binarize import Binarization, binarize
+from kanerva.data.binarization import binarize
 from kanerva.data.episodes import FixedEpisodes, TrainingEpisodes
 from kanerva.data.image_set import ImageSet
+from kanerva.data.registry import Binarization
 from kanerva.errors import UserError
 from kanerva.seeding import stream
 

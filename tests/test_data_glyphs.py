@@ -7,9 +7,9 @@ import pytest
 import torch
 from PIL import Image
 
-from kanerva.data.catalogue import load
 from kanerva.data.glyphs import draw, split_of
 from kanerva.data.image_set import ImageSet
+from kanerva.data.loading import load
 
 SPLITS = ("train", "validation", "test")
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 from PIL import Image
 
-from kanerva.data import imagenet, images, is_present
-from kanerva.data.catalogue import fetch, load
+from kanerva.data import imagenet, is_present, packing
+from kanerva.data.loading import fetch, load
 from kanerva.errors import UserError
 from kanerva.presets import preset
 from kanerva.runs import load_split
@@ -285,7 +285,7 @@ def test_a_cache_without_room_or_rights_is_one_line(
     write_set(tmp_path / "imagenet32", 32)
     usage = type("Usage", (), {"free": 1000})
     with monkeypatch.context() as patch:
-        patch.setattr(images.shutil, "disk_usage", lambda _: usage)
+        patch.setattr(packing.shutil, "disk_usage", lambda _: usage)
         with pytest.raises(UserError, match=r"0\.0 GB left for imagenet32-test: point \$KANERVA"):
             load("imagenet32", "test", tmp_path)
     (tmp_path / "file").write_text("in the way")

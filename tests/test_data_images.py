@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from kanerva.data import images
+from kanerva.data import images, packing, picture_files
 from kanerva.data.images import load_folder, load_images
 from kanerva.errors import UserError
 
@@ -136,7 +136,7 @@ def test_a_truncated_or_huge_picture_is_an_error_that_names_it(
     (tmp_path / "half.png").write_bytes((tmp_path / "whole.png").read_bytes()[:3000])
     with pytest.raises(UserError, match=r"half\.png: not an image"):
         load_images([tmp_path / "half.png"], (3, 64, 64))
-    monkeypatch.setattr(images, "MAX_PIXELS", 64 * 64 - 1)
+    monkeypatch.setattr(picture_files, "MAX_PIXELS", 64 * 64 - 1)
     with pytest.raises(UserError, match=r"whole\.png: 64 x 64 is too many pixels"):
         load_images([tmp_path / "whole.png"], (3, 64, 64))
 
@@ -183,7 +183,7 @@ def test_a_file_too_large_to_be_a_picture_is_refused_unopened(
     for number in range(4):
         picture(number).save(tmp_path / f"{number}.png")
     with (tmp_path / "huge.png").open("wb") as file:
-        file.truncate(images.MAX_FILE + 1)  # takes no room on the disk
+        file.truncate(picture_files.MAX_FILE + 1)  # takes no room on the disk
     with pytest.raises(UserError, match=r"huge\.png: 256000001 bytes is too large a file"):
         load_images([tmp_path / "huge.png"], (3, 8, 8))
     with pytest.warns(UserWarning, match=r"skipped 1 of 5 files, such as huge\.png: 256000001 by"):
@@ -301,7 +301,7 @@ def test_an_interrupted_packing_leaves_nothing_and_is_begun_again(
     large: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ):
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(images.Packing, "finish", interrupt)
+        patch.setattr(packing.Packing, "finish", interrupt)
         load_folder(large, "train", (8, 8))
     assert not list((cache / "built").glob("*images*/*"))
     (draft,) = (lock.with_suffix(".tmp") for lock in (cache / "built").glob(".*.lock"))

@@ -13,25 +13,19 @@ import pytest
 import torch
 
 from kanerva.data import FixedEpisodes, ImageSet, TrainingEpisodes, mazes
-from kanerva.data.catalogue import fetch, is_present, load
 from kanerva.data.images import split_of
-from kanerva.data.mazes import (
+from kanerva.data.loading import fetch, is_present, load
+from kanerva.data.maze_rendering import (
     FRAMES,
-    PATHS,
-    STEP,
-    SWAY,
-    TURN,
-    load_frames,
+    opengl,
     pack,
     paint_rooms,
     painters,
-    read_mazes,
-    shortest_way,
-    smooth_way,
+    render,
     unpack,
-    walk,
-    write_mazes,
 )
+from kanerva.data.maze_walks import STEP, SWAY, TURN, shortest_way, smooth_way, walk
+from kanerva.data.mazes import PATHS, load_frames, read_mazes, write_mazes
 from kanerva.errors import UserError
 from kanerva.presets import preset
 from kanerva.seeding import stream
@@ -148,13 +142,14 @@ def test_without_the_extra_one_line_says_what_to_install(
 def test_what_cannot_draw_is_one_line(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("MUJOCO_GL", "crayons")
     with pytest.raises(UserError, match="mazes cannot be rendered: .*MUJOCO_GL=crayons") as error:
-        mazes.render(0, {"train": 1}, frames=2, workers=1)
+        render(0, {"train": 1}, frames=2, workers=1)
     assert "\n" not in str(error.value)
 
 
 def test_nothing_of_the_extra_is_imported_before_it_is_needed():
     check = (
-        "import sys, kanerva.data; assert not {'labmaze', 'dm_control', 'mujoco'} & {*sys.modules}"
+        "import sys, kanerva.data.mazes;"
+        "assert not {'labmaze', 'dm_control', 'mujoco'} & {*sys.modules}"
     )
     subprocess.run([sys.executable, "-c", check], check=True)
 
@@ -377,12 +372,12 @@ def test_walls_take_the_letter_of_the_room_they_touch():
 @pytest.fixture(scope="module")
 def drawn() -> dict[str, list[bytes]]:
     """Two short walks for training and one for test, by one process."""
-    return mazes.render(0, {"train": 2, "test": 1}, frames=8, workers=1)
+    return render(0, {"train": 2, "test": 1}, frames=8, workers=1)
 
 
 @rendering
 def test_frames_are_the_same_whoever_draws_them(drawn: dict[str, list[bytes]]):
-    assert mazes.render(0, {"train": 2, "test": 1}, frames=8, workers=2) == drawn
+    assert render(0, {"train": 2, "test": 1}, frames=8, workers=2) == drawn
     with painters(1) as paint:  # by itself, in a process that drew nothing else before
         (alone,) = paint([(0, "train", 1, 8)])
         (other,) = paint([(1, "train", 1, 8)])
@@ -409,10 +404,11 @@ def test_sky_is_above_and_floor_below_and_neighbours_are_alike(drawn: dict[str, 
 @rendering
 def test_numpy_is_left_as_it_was():
     script = (
-        "import numpy as np; from kanerva.data.mazes import render_path; np.random.seed(5);"
+        "import numpy as np; from kanerva.data.maze_rendering import render_path;"
+        "np.random.seed(5);"
         "render_path(0, 'train', 0, 1); a = np.random.rand(); np.random.seed(5);"
         "assert a == np.random.rand()"
     )
     subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", script], check=True, env=os.environ | mazes.opengl()
+        [sys.executable, "-W", "ignore", "-c", script], check=True, env=os.environ | opengl()
     )

@@ -11,8 +11,8 @@ import torch
 from PIL import Image
 
 from kanerva.data import omniglot
-from kanerva.data.catalogue import load
-from kanerva.data.omniglot import load_omniglot
+from kanerva.data.loading import load
+from kanerva.data.omniglot import load as load_omniglot
 from kanerva.errors import UserError
 
 SHARED = Path(os.environ.get("KANERVA_DATA") or Path(__file__).parents[2] / "shared" / "data")

@@ -23,7 +23,7 @@ def data(argv: list[str]) -> int:
         return 0
     print(f"data root: {sets.data_root(root)}")
     for name, info in sets.DATASETS.items():
-        state = "here" if name != "images" and sets.is_present(name, root) else "not here"
-        state = "--data.folder" if name == "images" else state
+        state = "here" if sets.is_present(name, root) else "not here"
+        state = f"--data.{info.needs}" if info.needs else state
         print(f"{name:<14}{state:<14}{info.description}")
     return 0

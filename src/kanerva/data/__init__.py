@@ -1,11 +1,19 @@
-"""Data sets as bytes, and the episodes that models are trained and scored on."""
+"""Data sets as bytes, and the episodes that models are trained and scored on.
 
-from kanerva.data.binarize import Binarization, binarize, to_float
-from kanerva.data.cache import cache_dir
-from kanerva.data.catalogue import DATASETS, DatasetInfo, data_root, fetch, info, is_present, load
-from kanerva.data.episodes import EpisodeBatch, FixedEpisodes, TrainingEpisodes
-from kanerva.data.image_set import ImageSet
-from kanerva.data.images import load_folder, load_images
+Public names are imported when they are first used, so that `kanerva.data.registry` is light.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kanerva.data.binarization import binarize, to_float
+    from kanerva.data.cache import cache_dir
+    from kanerva.data.episodes import EpisodeBatch, FixedEpisodes, TrainingEpisodes
+    from kanerva.data.image_set import ImageSet
+    from kanerva.data.images import load_folder, load_images
+    from kanerva.data.loading import data_root, fetch, is_present, load
+    from kanerva.data.registry import DATASETS, Binarization, DatasetInfo, info
 
 __all__ = [
     "DATASETS",
@@ -26,3 +34,27 @@ __all__ = [
     "load_images",
     "to_float",
 ]
+
+# No module may bear the name of one of these: importing it would hide the name.
+_NAMES = {
+    "binarization": ("binarize", "to_float"),
+    "cache": ("cache_dir",),
+    "episodes": ("EpisodeBatch", "FixedEpisodes", "TrainingEpisodes"),
+    "image_set": ("ImageSet",),
+    "images": ("load_folder", "load_images"),
+    "loading": ("data_root", "fetch", "is_present", "load"),
+    "registry": ("DATASETS", "Binarization", "DatasetInfo", "info"),
+}
+_MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+    globals()[name] = value  # found without this function from now on
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

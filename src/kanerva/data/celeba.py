@@ -13,15 +13,13 @@ import numpy as np
 import torch
 
 from kanerva.data.image_set import ImageSet
-from kanerva.data.images import (
-    Packing,
+from kanerva.data.packing import Packing, packed, state_of
+from kanerva.data.picture_files import (
     Unreadable,
     channels_first,
     check_size,
     open_picture,
-    packed,
     read_files,
-    state_of,
 )
 from kanerva.errors import UserError
 
@@ -31,21 +29,21 @@ SPLITS = {"0": "train", "1": "validation", "2": "test"}  # as numbered in the pa
 LINE = re.compile(r"(\w[\w.-]*)\s+([012])")  # a plain file name: none that leads elsewhere
 
 
-def find_celeba(folder: Path) -> tuple[Path, Path] | None:
+def find_source(place: Path) -> tuple[Path, Path] | None:
     """The folder of images and the partition file, or None where one of the two is not there."""
     for images, partition in ((IMAGES, PARTITION), (f"Img/{IMAGES}", f"Eval/{PARTITION}")):
-        if (folder / images).is_dir() and (folder / partition).is_file():
-            return folder / images, folder / partition
+        if (place / images).is_dir() and (place / partition).is_file():
+            return place / images, place / partition
     return None
 
 
-def load_celeba(split: str, folder: Path, crop: int | None = None) -> ImageSet | None:
+def load(split: str, place: Path, crop: int | None = None) -> ImageSet | None:
     """One split at 64 x 64, or None where the set is not there. Files left out are counted.
 
     The whole picture, not quite square, is made square: Pillow's Lanczos, which averages as it
     shrinks. With `crop` only a square of that side about the centre is taken; 148 is usual.
     """
-    source = find_celeba(folder)
+    source = find_source(place)
     if source is None:
         return None
     images, partition = source
@@ -75,6 +73,10 @@ def load_celeba(split: str, folder: Path, crop: int | None = None) -> ImageSet |
     if found.note:
         warnings.warn(found.note, stacklevel=2)
     return ImageSet("celeba", split, torch.from_numpy(found.images))
+
+
+def is_present(place: Path) -> bool:
+    return find_source(place) is not None
 
 
 def read_partition(path: Path) -> list[tuple[str, str]]:

@@ -10,8 +10,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from kanerva.data.binarize import Binarization, binarize, to_float
+from kanerva.data.binarization import binarize, to_float
 from kanerva.data.image_set import ImageSet, pixel_hash
+from kanerva.data.registry import Binarization
 from kanerva.errors import UserError
 from kanerva.seeding import stream
 from kanerva.shapes import Counted, Episode, Labels, Pixels

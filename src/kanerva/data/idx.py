@@ -1,4 +1,4 @@
-"""MNIST and Fashion-MNIST, in the idx files their authors publish.
+"""Idx files, as the authors of MNIST and Fashion-MNIST publish them.
 
 An idx file is two zero bytes, a type byte (8: unsigned byte), the number of dimensions, each
 dimension as a big-endian 32-bit number, and then the values.
@@ -49,19 +49,19 @@ def find_idx(folder: Path, part: str, kind: str) -> Path | None:
     return None
 
 
-def load_idx_set(name: str, split: str, folder: Path) -> ImageSet | None:
-    """One split of the set in `folder`, or None where its images are not there.
+def load_idx_set(name: str, split: str, place: Path) -> ImageSet | None:
+    """One split of the set in `place`, or None where its images are not there.
 
     The training file is cut in two: all but the last 10,000 to train on, those to validate with.
     """
     part = "t10k" if split == "test" else "train"
-    images_path = find_idx(folder, part, "images")
+    images_path = find_idx(place, part, "images")
     if images_path is None:
         return None
     images = read_idx(images_path)
     if images.ndim != 3 or not len(images):
         raise _damaged(images_path, f"shape {tuple(images.shape)} where images are N x H x W")
-    labels_path = find_idx(folder, part, "labels")
+    labels_path = find_idx(place, part, "labels")
     labels = None if labels_path is None else read_idx(labels_path).long()
     if labels is not None and labels.shape != images.shape[:1]:
         raise UserError(f"{labels_path}: {len(labels)} labels for {len(images)} images")
@@ -70,6 +70,11 @@ def load_idx_set(name: str, split: str, folder: Path) -> ImageSet | None:
         cut = len(images) - min(HELD_OUT, len(images) // 6)  # a sixth, when the file is a small one
         kept = slice(cut) if split == "train" else slice(cut, None)
     return ImageSet(name, split, images[kept, None], None if labels is None else labels[kept])
+
+
+def has_test_images(place: Path) -> bool:
+    """Whether the images of the test split are there."""
+    return find_idx(place, "t10k", "images") is not None
 
 
 def _damaged(path: Path, what: str) -> UserError:

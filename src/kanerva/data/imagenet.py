@@ -22,16 +22,8 @@ import torch
 from tqdm import tqdm
 
 from kanerva.data.image_set import ImageSet
-from kanerva.data.images import (
-    Packed,
-    Packing,
-    channels_first,
-    image_files,
-    open_picture,
-    packed,
-    packed_files,
-    state_of,
-)
+from kanerva.data.packing import Packed, Packing, packed, packed_files, state_of
+from kanerva.data.picture_files import channels_first, image_files, open_picture
 from kanerva.errors import UserError
 from kanerva.seeding import stream
 
@@ -100,6 +92,11 @@ def load_imagenet(name: str, split: str, place: Path) -> ImageSet | None:
         found = _folder(name, split, source.folder, size)
     labels = None if found.labels is None else torch.from_numpy(found.labels)
     return ImageSet(name, split, torch.from_numpy(found.images), labels)
+
+
+def has_test_images(name: str, place: Path) -> bool:
+    """Whether the official validation set, which is test here, is there."""
+    return find_imagenet(name, "val", place) is not None
 
 
 def in_split(name: str, split: str, count: int) -> np.ndarray:

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from kanerva.data.cache import Arrays, cached_arrays
+from kanerva.data.download import published
 from kanerva.data.image_set import ImageSet
 from kanerva.errors import UserError
 from kanerva.seeding import stream
@@ -29,24 +30,31 @@ DAMAGE = (
     *(zipfile.BadZipFile, zlib.error),
 )  # what numpy, Pillow and zipfile raise on files that are not what they seem
 DRAWING = re.compile(r"(?:^|/)(\d{4})_(\d{2})\.png$")  # character, drawer
+FILES = published(
+    "https://raw.githubusercontent.com/brendenlake/omniglot/master/python/",
+    {
+        "images_background.zip": "68d2efa1b9178cc56df9314c21c6e718",
+        "images_evaluation.zip": "6b91aef0f799c5bb55b94e3f2daec811",
+    },
+)
 
 
-def find_omniglot(folder: Path, part: str) -> Path | None:
+def find_part(place: Path, part: str) -> Path | None:
     """Where `images_background` or `images_evaluation` is: npz, zip or unpacked, in that order."""
-    for path in (folder / f"images_{part}.npz", folder / f"images_{part}.zip"):
+    for path in (place / f"images_{part}.npz", place / f"images_{part}.zip"):
         if path.is_file():
             return path
-    path = folder / f"images_{part}"
+    path = place / f"images_{part}"
     return path if path.is_dir() else None
 
 
-def load_omniglot(split: str, folder: Path) -> ImageSet | None:
+def load(split: str, place: Path) -> ImageSet | None:
     """One split at 28 x 28, ink 255, or None where it is not there. A label is a character.
 
     The test set's alphabets are unseen in training; validation's characters are not.
     """
     part = "evaluation" if split == "test" else "background"
-    source = find_omniglot(folder, part)
+    source = find_part(place, part)
     if source is None:
         return None
     arrays = cached_arrays(f"omniglot-{part}", _state(source), lambda: _read(source, part))
@@ -59,6 +67,10 @@ def load_omniglot(split: str, folder: Path) -> ImageSet | None:
         kept = validation if split == "validation" else ~validation
         images, labels = images[kept], labels[kept]
     return ImageSet("omniglot", split, images, labels)
+
+
+def is_present(place: Path) -> bool:
+    return find_part(place, "evaluation") is not None
 
 
 def resize_ink(ink: np.ndarray) -> np.ndarray:

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kanerva.data.catalogue import load
-from kanerva.data.cifar import load_cifar10
+from kanerva.data.cifar10 import load as load_cifar10
+from kanerva.data.loading import load
 from kanerva.errors import UserError
 
 PER_BATCH, TEST = 4, 3

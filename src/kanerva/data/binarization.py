@@ -4,17 +4,14 @@
 Omniglot test image); `threshold` and `dither` add none.
 """
 
-from typing import Literal
-
 import numpy as np
 import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
+from kanerva.data.registry import Binarization
 from kanerva.errors import UserError
 from kanerva.shapes import Pixels
-
-Binarization = Literal["sample", "threshold", "dither", "none"]
 
 
 def binarize(pixels: Pixels, how: Binarization, generator: torch.Generator | None = None) -> Pixels:

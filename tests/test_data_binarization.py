@@ -5,7 +5,7 @@ import pytest
 import torch
 from PIL import Image
 
-from kanerva.data.binarize import binarize, to_float
+from kanerva.data.binarization import binarize, to_float
 from kanerva.seeding import stream
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from kanerva.data.download import published
 from kanerva.data.image_set import ImageSet
 from kanerva.errors import UserError
 
@@ -14,26 +15,29 @@ HELD_OUT = 5_000  # the last training images are the validation set
 SHAPE = (3, 32, 32)
 RECORD = 1 + 3 * 32 * 32
 FOLDER, ARCHIVE = "cifar-10-batches-bin", "cifar-10-binary.tar.gz"
-FILES = {
+BATCHES = {
     "train": tuple(f"data_batch_{number}.bin" for number in range(1, 6)),
     "test": ("test_batch.bin",),
 }
+FILES = published(
+    "https://www.cs.toronto.edu/~kriz/", {ARCHIVE: "c32a1d4ab5d03f1284b67883e8d87530"}
+)
 
 
-def find_cifar10(root: Path) -> Path | None:
-    """The folder of batches, or else the archive of them, in `root` or in `root/cifar10`."""
-    places = [root / "cifar10", root]
-    folders = [place / FOLDER for place in places if (place / FOLDER).is_dir()]
-    archives = [place / ARCHIVE for place in places if (place / ARCHIVE).is_file()]
+def find_batches(place: Path) -> Path | None:
+    """The folder of batches, or else the archive of them, in `place` or in the data root itself."""
+    places = [place, place.parent]
+    folders = [one / FOLDER for one in places if (one / FOLDER).is_dir()]
+    archives = [one / ARCHIVE for one in places if (one / ARCHIVE).is_file()]
     return next(iter(folders + archives), None)
 
 
-def load_cifar10(split: str, root: Path) -> ImageSet | None:
+def load(split: str, place: Path) -> ImageSet | None:
     """One split, or None where the set is not there. The test set is what its file holds."""
-    source = find_cifar10(root)
+    source = find_batches(place)
     if source is None:
         return None
-    names = FILES["test" if split == "test" else "train"]
+    names = BATCHES["test" if split == "test" else "train"]
     raw = _read_archive(source, names) if source.is_file() else _read_folder(source, names)
     for name in names:
         if not raw[name] or len(raw[name]) % RECORD:
@@ -46,6 +50,10 @@ def load_cifar10(split: str, root: Path) -> ImageSet | None:
         records = records[:cut] if split == "train" else records[cut:]
     images = torch.from_numpy(records[:, 1:].reshape(-1, *SHAPE).copy())
     return ImageSet("cifar10", split, images, torch.from_numpy(records[:, 0].astype(np.int64)))
+
+
+def is_present(place: Path) -> bool:
+    return find_batches(place) is not None
 
 
 def _read_folder(folder: Path, names: tuple[str, ...]) -> dict[str, bytes]:

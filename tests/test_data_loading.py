@@ -1,6 +1,5 @@
 """Where sets are looked for, what is said when they are missing, and fetching from a server."""
 
-import dataclasses
 import hashlib
 from collections.abc import Iterator
 from functools import partial
@@ -11,8 +10,9 @@ from threading import Thread
 import numpy as np
 import pytest
 
-from kanerva.data import catalogue
-from kanerva.data.catalogue import DATASETS, RemoteFile, data_root, fetch, is_present, load
+from kanerva.data import mnist
+from kanerva.data.download import RemoteFile
+from kanerva.data.loading import data_root, fetch, is_present, load
 from kanerva.errors import UserError
 
 
@@ -43,8 +43,7 @@ def published(tmp_path: Path, server: str, monkeypatch: pytest.MonkeyPatch) -> P
     name = "t10k-images-idx3-ubyte"
     (tmp_path / "web" / name).write_bytes(raw)
     file = RemoteFile(name, server + name, hashlib.md5(raw).hexdigest())
-    small = dataclasses.replace(DATASETS["mnist"], files=(file,))
-    monkeypatch.setitem(catalogue.DATASETS, "mnist", small)
+    monkeypatch.setattr(mnist, "FILES", (file,))
     return tmp_path / "web" / name
 
 
@@ -113,9 +112,7 @@ def test_a_download_with_the_wrong_hash_is_not_kept(tmp_path: Path, published: P
 def test_no_network_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     file = RemoteFile("a.gz", "http://127.0.0.1:9/a.gz", "0" * 32)  # nobody listens there
-    monkeypatch.setitem(
-        catalogue.DATASETS, "mnist", dataclasses.replace(DATASETS["mnist"], files=(file,))
-    )
+    monkeypatch.setattr(mnist, "FILES", (file,))
     with pytest.raises(UserError) as error:
         fetch("mnist", tmp_path)
     assert str(error.value).startswith("could not fetch http://127.0.0.1:9/a.gz: no connection")

@@ -1,0 +1,90 @@
+"""Data sets by name: where they are looked for, loading a split, fetching the files."""
+
+import os
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from kanerva.data.cache import cache_dir
+from kanerva.data.download import download
+from kanerva.data.image_set import ImageSet
+from kanerva.data.registry import DATASETS, SPLITS, info
+from kanerva.errors import UserError
+
+
+def data_root(explicit: Path | None = None) -> Path:
+    """Where data are looked for and fetched to: as told, else `$KANERVA_DATA`, else the cache."""
+    if explicit is not None:
+        return explicit.expanduser()
+    chosen = os.environ.get("KANERVA_DATA")
+    return Path(chosen).expanduser() if chosen else cache_dir()
+
+
+def load(
+    name: str,
+    split: str,
+    root: Path | None = None,
+    folder: Path | None = None,
+    size: tuple[int, int] | None = None,
+    channels: int | None = None,
+    crop: int | None = None,
+    **others: Any,
+) -> ImageSet:
+    """One split of a set: train, validation or test. Options are for the sets that take them:
+    folder, size and channels for `images`, crop for `celeba`. None is the same as not given."""
+    entry = info(name)
+    if split not in SPLITS:
+        raise UserError(f"unknown split {split!r}: choose one of {', '.join(SPLITS)}")
+    named = {"folder": folder, "size": size, "channels": channels, "crop": crop, **others}
+    options = {option: value for option, value in named.items() if value is not None}
+    for option, value in options.items():
+        if option not in entry.options:
+            raise _misplaced(f"{option}={value}", option, name)
+    if entry.needs and entry.needs not in options:
+        raise UserError(f"{name} needs a {entry.needs}: say which")
+    place = data_root(root)
+    found = _module(name).load(split, place / name, **options)
+    if found is None:
+        fetching = f"run `kanerva data fetch {name}`"
+        remedy = f"put {entry.by_hand} into {name}/" if entry.by_hand else fetching
+        raise UserError(
+            f"{name} not found in {place}: {remedy}, or point --data-root "
+            f"or $KANERVA_DATA at a folder that holds {name}/"
+        )
+    return found
+
+
+def is_present(name: str, root: Path | None = None) -> bool:
+    """Whether `load` would find the set's test split. `images` depends on the folder: never."""
+    return _module(name).is_present(data_root(root) / name)
+
+
+def fetch(name: str, root: Path | None = None) -> list[Path]:
+    """Put the files of a set into `<root>/<name>/`; those already there and right are left alone.
+
+    `glyphs` and `mazes` are drawn, not downloaded: this draws them now instead of on first use.
+    """
+    entry, module = info(name), _module(name)
+    place = data_root(root) / name
+    if hasattr(module, "fetch"):
+        return module.fetch(place)
+    if hasattr(module, "FILES"):
+        return download(module.FILES, place)
+    if entry.by_hand:
+        raise UserError(f"{name} cannot be fetched: put {entry.by_hand} into {place}/")
+    raise UserError(f"{name} cannot be fetched: it is {entry.description}")
+
+
+def _module(name: str) -> ModuleType:
+    """The module of a set; its interface is described in `registry`."""
+    return import_module(info(name).module or f"kanerva.data.{name}")
+
+
+def _misplaced(given: str, option: str, name: str) -> UserError:
+    takers = [entry.name for entry in DATASETS.values() if option in entry.options]
+    if not takers:
+        own = ", ".join(info(name).options) or "no options"
+        return UserError(f"{given} is for no data set: {name} takes {own}")
+    sets = "set" if len(takers) == 1 else "sets"
+    return UserError(f"{given} is for the data {sets} {', '.join(takers)}, not for {name}")

@@ -1,0 +1,292 @@
+"""Mazes drawn by MuJoCo, path by path, in several processes. Only these import the extra."""
+
+import functools
+import io
+import math
+import os
+import queue
+import struct
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from ctypes.util import find_library
+from typing import IO, Any
+
+import numpy as np
+from jaxtyping import UInt8
+
+from kanerva.data.maze_walks import walk
+from kanerva.errors import UserError
+from kanerva.seeding import derive_seed
+
+SIDE = 64
+FRAMES = 120  # of a path: whole episodes of 8, 10, 12, 20, 24, 30, 40, 60, and room for 64
+
+CELLS = 15  # a maze's side; outer walls included
+ROOMS, ROOM = 6, (3, 5)  # the most rooms of a maze, and their sides
+STYLES, SKIES = 5, 3  # sets of textures that labmaze has
+HEIGHT, EYE, VIEW = 2.0, 1.0, 90.0  # of walls and eye, in a world of two to a cell; degrees
+AMBIENT, DIFFUSE = 0.4, 0.6  # light from everywhere, and from the eye
+
+Frames = UInt8[np.ndarray, "n H W 3"]
+
+
+# A path as bytes
+
+
+def pack(frames: Frames) -> bytes:
+    """A path as one tall picture, frame below frame, in lossless WebP."""
+    from PIL import Image
+
+    buffer = io.BytesIO()
+    strip = Image.fromarray(frames.reshape(-1, *frames.shape[2:]))
+    strip.save(buffer, "WEBP", lossless=True, quality=50, method=4)  # more effort gains 4 %
+    return buffer.getvalue()
+
+
+def unpack(packed: bytes) -> Frames:
+    """The very frames that were packed."""
+    from PIL import Image
+
+    with Image.open(io.BytesIO(packed), formats=("WEBP",)) as strip:
+        pixels = np.asarray(strip.convert("RGB"))
+    return pixels.reshape(-1, SIDE, *pixels.shape[1:])
+
+
+# One path
+
+
+def render_path(seed: int, split: str, number: int, frames: int = FRAMES) -> Frames:
+    """One walk through one maze. Needs the extra, and `$MUJOCO_GL` before anything imports it."""
+    import labmaze  # pyright: ignore[reportMissingImports]
+    from dm_control import mjcf  # pyright: ignore[reportMissingImports]
+    from dm_control.locomotion.arenas import (  # pyright: ignore[reportMissingImports]
+        labmaze_textures,
+        mazes,
+    )
+    from dm_control.mujoco import engine  # pyright: ignore[reportMissingImports]
+
+    random = np.random.default_rng(derive_seed("mazes", seed, split, number))
+    maze = labmaze.RandomMaze(
+        height=CELLS,
+        width=CELLS,
+        max_rooms=ROOMS,
+        room_min_size=ROOM[0],
+        room_max_size=ROOM[1],
+        spawns_per_room=0,
+        objects_per_room=0,
+        random_seed=int(random.integers(2**31)),
+    )
+    style, sky = random.integers(STYLES) + 1, random.integers(SKIES) + 1
+    colours = labmaze_textures.WallTextures(style=f"style_{style:02}")
+    arena = mazes.MazeWithTargets(
+        maze,
+        xy_scale=2.0,
+        z_height=HEIGHT,
+        skybox_texture=labmaze_textures.SkyBox(style=f"sky_{sky:02}"),
+        wall_textures={"*": colours} | {chr(65 + room): colours for room in range(26)},
+        floor_textures=labmaze_textures.FloorTextures(style=f"style_{style:02}"),
+    )
+    arena.text_maze_regenerated_hook = lambda: paint_rooms(maze.entity_layer, maze.variations_layer)
+    with _numpy_seeded(int(random.integers(2**32))):  # the arena draws from NumPy's global state
+        arena.regenerate()
+    free = np.array([[token == " " for token in row] for row in maze.entity_layer])
+    root: Any = arena.mjcf_model  # its attributes are made from a schema
+    _lighten_textures(root)
+    light = root.visual.headlight
+    light.ambient, light.diffuse, light.specular = [AMBIENT] * 3, [DIFFUSE] * 3, [0.0] * 3
+    root.visual.quality.shadowsize = 0  # the light casts none, and room for them takes time
+    window = getattr(root.visual, "global")
+    window.offwidth, window.offheight = SIDE, SIDE
+    eye = root.worldbody.add("camera", name="eye", fovy=VIEW).full_identifier
+    physics: Any = mjcf.Physics.from_mjcf_model(root)
+    try:
+        camera = engine.Camera(physics, SIDE, SIDE, eye)
+        which = physics.model.name2id(eye, "camera")
+        drawn = np.empty((frames, SIDE, SIDE, 3), np.uint8)
+        for frame, (row, column, heading) in enumerate(walk(free, random, frames)):
+            ((x, y, _),) = arena.grid_to_world_positions([(row, column)])
+            along, up = math.cos(heading), -math.sin(heading)  # the world's y is up the grid
+            physics.data.cam_xpos[which] = x, y, EYE
+            # columns: the camera's right, its up, and what is behind it
+            physics.data.cam_xmat[which] = up, 0, -along, -along, 0, -up, 0, 1, 0
+            drawn[frame] = camera.render()
+    finally:
+        physics.free()
+    return drawn
+
+
+def paint_rooms(walls: np.ndarray, rooms: np.ndarray) -> None:
+    """Walls that touch a room take its letter, and so a colour of their own."""
+    for row, column in zip(*np.nonzero(walls == "*"), strict=True):
+        near = rooms[max(0, row - 1) : row + 2, max(0, column - 1) : column + 2]
+        letters = sorted(set(near.flatten().tolist()) - {"."})
+        if letters:
+            walls[row, column] = letters[0]
+
+
+def _lighten_textures(root: Any) -> None:
+    """Only what a maze uses, at a quarter of its side: still finer than a frame shows, and read and
+    handed to OpenGL in a tenth of the time."""
+    from dm_control import mjcf  # pyright: ignore[reportMissingImports]
+
+    used = {material.texture.full_identifier for material in root.find_all("material")}
+    for texture in root.find_all("texture"):
+        if texture.type == "2d" and texture.full_identifier not in used:
+            texture.remove()
+            continue
+        sides = ("right", "left", "up", "down", "front", "back") if texture.type != "2d" else ("",)
+        for name in (f"file{side}" for side in sides):
+            picture = getattr(texture, name).contents
+            setattr(texture, name, mjcf.Asset(_quarter(picture), ".png"))
+
+
+@functools.lru_cache(maxsize=128)  # there are 89
+def _quarter(picture: bytes) -> bytes:
+    from PIL import Image
+
+    buffer = io.BytesIO()
+    with Image.open(io.BytesIO(picture)) as whole:
+        whole.convert("RGBA").convert("RGB").reduce(4).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+@contextmanager
+def _numpy_seeded(seed: int) -> Iterator[None]:
+    before = np.random.get_state()
+    np.random.seed(seed)
+    try:
+        yield
+    finally:
+        np.random.set_state(before)
+
+
+# Many paths
+
+
+def render(
+    seed: int, paths: dict[str, int], frames: int = FRAMES, workers: int | None = None
+) -> dict[str, list[bytes]]:
+    """So many packed paths for each split; whatever the number of workers, the same ones."""
+    from tqdm import tqdm
+
+    orders = [(seed, split, n, frames) for split, count in paths.items() for n in range(count)]
+    wanted = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    workers = min(workers or wanted or 1, len(orders))
+    bar = tqdm(total=len(orders) * frames, desc="rendering mazes", unit="frame", disable=None)
+    done: dict[str, list[bytes]] = {split: [] for split in paths}
+    with bar, painters(workers) as paint:
+        for order, packed in zip(orders, paint(orders), strict=True):
+            done[order[1]].append(packed)
+            bar.update(frames)
+    return done
+
+
+Order = tuple[int, str, int, int]  # seed, split, number, frames
+
+
+@contextmanager
+def painters(count: int) -> Iterator[Callable[[list[Order]], Iterator[bytes]]]:
+    """Processes that render, and what sends them orders. They end with the block, however it ends,
+    or when this process is gone.
+
+    Plain subprocesses: those of `multiprocessing` would run the caller's script again.
+    """
+    idle: queue.SimpleQueue[Painter] = queue.SimpleQueue()
+    with ThreadPoolExecutor(count) as threads:
+        hired: list[Painter] = []
+
+        def serve(order: Order) -> bytes:
+            painter = idle.get()
+            try:
+                return painter.paint(order)
+            finally:
+                idle.put(painter)
+
+        try:
+            for _ in range(count):
+                hired.append(Painter())
+                idle.put(hired[-1])
+            yield lambda orders: threads.map(serve, orders)
+        finally:
+            threads.shutdown(wait=False, cancel_futures=True)
+            for painter in hired:
+                painter.dismiss()
+
+
+class Painter:
+    """One process that renders: an order goes in as a line, a packed path comes back."""
+
+    def __init__(self) -> None:
+        self.complaints = tempfile.TemporaryFile()
+        here = os.pathsep.join(path or os.getcwd() for path in sys.path)
+        quiet = {"LP_NUM_THREADS": "0", "OMP_NUM_THREADS": "1"}  # a process is a core's work
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", "from kanerva.data.maze_rendering import work; work()"],
+            env=os.environ | quiet | {"PYTHONPATH": here} | opengl(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.complaints,
+            start_new_session=True,  # Ctrl-C is for the one who asked
+        )
+
+    def paint(self, order: Order) -> bytes:
+        """A path, or the reason why there is none."""
+        stdin, stdout = self.process.stdin, self.process.stdout
+        assert stdin is not None and stdout is not None
+        try:
+            stdin.write((" ".join(map(str, order)) + "\n").encode())
+            stdin.flush()
+            (size,) = struct.unpack("<q", _exactly(stdout, 8))
+            return _exactly(stdout, size)
+        except (OSError, EOFError) as error:
+            raise UserError(
+                f"mazes cannot be rendered: {self._last_words()} (MUJOCO_GL="
+                f"{opengl()['MUJOCO_GL']}: it needs Debian's libosmesa6, or libegl1 for egl)"
+            ) from error
+
+    def dismiss(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout, self.complaints):
+            if pipe is not None:
+                try:
+                    pipe.close()
+                except OSError:  # an order that was never read
+                    pass
+
+    def _last_words(self) -> str:
+        self.process.wait()
+        self.complaints.seek(0)
+        lines = self.complaints.read().decode(errors="replace").split("\n")
+        said = [line.strip() for line in lines if line.strip()]
+        return said[-1][:200] if said else f"a process ended with {self.process.returncode}"
+
+
+def work() -> None:
+    """What a painter does until nobody asks any more."""
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # whatever else is printed must not get between
+    for line in sys.stdin:
+        seed, split, number, frames = line.split()
+        packed = pack(render_path(int(seed), split, int(number), int(frames)))
+        answers.write(struct.pack("<q", len(packed)) + packed)
+        answers.flush()
+
+
+def opengl() -> dict[str, str]:
+    """What draws without a screen: as `$MUJOCO_GL` says, else Mesa in software where it is (the
+    same frames whatever the graphics card), else EGL."""
+    return {
+        "MUJOCO_GL": os.environ.get("MUJOCO_GL") or ("osmesa" if find_library("OSMesa") else "egl")
+    }
+
+
+def _exactly(stream: IO[bytes], size: int) -> bytes:
+    found = stream.read(size)
+    if len(found) != size:
+        raise EOFError
+    return found

@@ -1,0 +1,73 @@
+"""Walks through a maze: from goal to goal by shortest ways, as one who looks where one goes."""
+
+import math
+from collections import deque
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+STEP, TURN = 0.25, math.radians(20)  # the most in a frame: cells walked, angle turned
+AHEAD, ROUND = 0.5, 0.6  # cells: how far ahead one looks; over how much a corner is rounded
+SWAY, SWAY_FRAMES = math.radians(10), 24  # the head turns a little to and fro
+FINE = 50  # points of a way to a cell
+
+Free = Bool[np.ndarray, "rows columns"]  # a maze: where there is no wall
+Points = Float[np.ndarray, "n 2"]  # row and column, in cells
+Poses = Float[np.ndarray, "n 3"]  # the same and the heading: 0 looks along a row, pi / 2 down
+Cell = tuple[int, int]
+
+
+def walk(free: Free, random: np.random.Generator, frames: int) -> Poses:
+    """Where one stands and looks in each frame: from goal to goal by shortest ways, corners
+    rounded, never faster than a step and a turn a frame. What lies behind is turned to first."""
+    cells = [(row, column) for row, column in np.argwhere(free).tolist()]
+    here = cells[random.integers(len(cells))]
+    phase = random.uniform()
+    heading: float | None = None
+    poses: list[tuple[float, float, float]] = []
+    while len(poses) < frames:
+        goal = cells[random.integers(len(cells))]
+        if abs(goal[0] - here[0]) + abs(goal[1] - here[1]) < 4:
+            continue  # not worth the turn
+        points = smooth_way(shortest_way(free, here, goal))
+        here = goal
+        at, last, ahead = 0.0, len(points) - 1, round(AHEAD * FINE)
+        while at < last and len(poses) < frames:
+            stand = points[round(at)]
+            back = min(round(at), last - ahead)
+            down, along = points[back + ahead] - points[back]
+            aim = math.atan2(down, along)
+            heading = aim if heading is None else heading
+            off = math.remainder(aim - heading, 2 * math.pi)
+            heading += max(-TURN, min(TURN, off))
+            sway = SWAY * math.sin(2 * math.pi * (len(poses) / SWAY_FRAMES + phase))
+            poses.append((stand[0], stand[1], heading + sway))
+            at += STEP * FINE * max(0.0, math.cos(max(0.0, abs(off) - TURN)))
+    return np.array(poses)
+
+
+def shortest_way(free: Free, start: Cell, goal: Cell) -> list[Cell]:
+    """The cells from one to the other, both included; only cells that share a side adjoin."""
+    came, ahead = {start: start}, deque([start])
+    while goal not in came:
+        row, column = here = ahead.popleft()
+        for cell in ((row - 1, column), (row, column + 1), (row + 1, column), (row, column - 1)):
+            if free[cell] and cell not in came:
+                came[cell] = here
+                ahead.append(cell)
+    way = [goal]
+    while way[-1] != start:
+        way.append(came[way[-1]])
+    return way[::-1]
+
+
+def smooth_way(cells: list[Cell]) -> Points:
+    """A way from cell to cell, finely cut, each point the mean of those around it; ends stay."""
+    count = (len(cells) - 1) * FINE + 1
+    at = np.arange(count) / FINE
+    rows, columns = zip(*cells, strict=True)
+    points = np.stack([np.interp(at, np.arange(len(cells)), side) for side in (rows, columns)], 1)
+    half = round(ROUND * FINE / 2)
+    padded = np.pad(points, ((half, half), (0, 0)), "reflect", reflect_type="odd")
+    window = np.ones(2 * half + 1) / (2 * half + 1)
+    return np.stack([np.convolve(side, window, "valid") for side in padded.T], 1)

@@ -1,0 +1,167 @@
+"""Packed splits: what took minutes to decode is one array from then on, and memory-mapped."""
+
+import hashlib
+import json
+import os
+import shutil
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from kanerva.data.cache import cache_dir
+from kanerva.data.picture_files import Files, Read, check_size, read_files, skipped
+from kanerva.errors import UserError
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A split as it is kept. The images are memory-mapped: bytes are read when they are used."""
+
+    images: np.ndarray
+    labels: np.ndarray | None
+    note: str  # what was left out; empty if nothing was
+
+
+class Packing:
+    """What a split is written to: its images in order, labels for all or none, a note."""
+
+    def __init__(self, file: BinaryIO, shape: tuple[int, int, int]) -> None:
+        self.count, self.note = 0, ""
+        self.labels: list[np.ndarray] = []
+        self._file, self._shape = file, shape
+        self._header()
+
+    def add(self, images: np.ndarray) -> None:
+        """N x C x H x W bytes."""
+        if images.dtype != np.uint8 or images.shape[1:] != self._shape:
+            raise ValueError(f"{images.dtype} of shape {images.shape}, not of {self._shape}")
+        self._file.write(np.ascontiguousarray(images).data)
+        self.count += len(images)
+
+    def finish(self) -> None:
+        """Only now is the number of images known."""
+        start = self._file.tell() - self.count * int(np.prod(self._shape))
+        self._file.seek(0)
+        self._header()
+        if self._file.tell() != start:  # numpy leaves room for a first dimension of any length
+            raise AssertionError("the header of a packed array has changed its length")
+
+    def _header(self) -> None:
+        shape = (self.count, *self._shape)
+        about = {"descr": "|u1", "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(self._file, about)
+
+
+def packed_files(
+    name: str, key: str, where: Path, files: Files, read: Read, shape: tuple[int, int, int]
+) -> Packed:
+    """Files as one packed array. What was skipped is said each time, not only when packing."""
+
+    def fill(packing: Packing) -> None:
+        problems: dict[str, str] = {}
+        for _, pixels in read_files(files, read, name, problems):
+            packing.add(pixels[None])
+        packing.note = skipped(where, problems, len(files))
+
+    check_size(where, len(files), shape)
+    key = f"{where.resolve()} {state_of([path for _, path in files])} {key}"
+    found = packed(name, key, len(files), shape, fill)
+    if found.note:
+        warnings.warn(found.note, stacklevel=3)
+    return found
+
+
+def state_of(files: Sequence[Path | os.DirEntry[str]]) -> str:
+    """What changes when files do: how many, how large, and the latest time of writing."""
+    stats = [file.stat() for file in files]
+    size, newest = sum(s.st_size for s in stats), max((s.st_mtime_ns for s in stats), default=0)
+    return f"{len(stats)} {size} {newest}"
+
+
+def packed(
+    name: str,
+    key: str,
+    count: int,
+    shape: tuple[int, int, int],
+    fill: Callable[[Packing], None],
+) -> Packed:
+    """What `fill` writes, at most `count` images: from the cache if it did so under the same key.
+
+    Written beside its place and moved there whole. Of several processes one writes, others wait.
+    """
+    place = cache_dir() / "built"
+    short = hashlib.sha256(f"{key} {shape}".encode()).hexdigest()[:16]
+    folder, draft = place / f"{name}-{short}", place / f".{name}-{short}.tmp"
+    kept = _kept(folder, shape)
+    if kept is not None:
+        return kept
+    need = count * int(np.prod(shape))
+    advice = f"point $KANERVA_CACHE at a folder with room for {need / 1e9:.1f} GB"
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        with _alone(place / f".{name}-{short}.lock"):
+            kept = _kept(folder, shape)
+            if kept is not None:
+                return kept
+            free = shutil.disk_usage(place).free
+            if need > free:
+                raise UserError(f"{place}: {free / 1e9:.1f} GB left for {name}: {advice}")
+            shutil.rmtree(draft, ignore_errors=True)  # of one who was killed
+            draft.mkdir()
+            try:
+                _pack(draft, shape, fill)
+                shutil.rmtree(folder, ignore_errors=True)
+                os.replace(draft, folder)
+            finally:
+                shutil.rmtree(draft, ignore_errors=True)
+            kept = _kept(folder, shape)
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise UserError(f"{place}: {name} cannot be packed there ({reason}): {advice}") from error
+    if kept is None:
+        raise UserError(f"{folder}: was written and cannot be read back: {advice}")
+    return kept
+
+
+def _pack(draft: Path, shape: tuple[int, int, int], fill: Callable[[Packing], None]) -> None:
+    with (draft / "images.npy").open("wb") as file:
+        packing = Packing(file, shape)
+        fill(packing)
+        packing.finish()
+    labels = np.concatenate(packing.labels) if packing.labels else None
+    if labels is not None:
+        np.save(draft / "labels.npy", labels, allow_pickle=False)
+    about = {"images": packing.count, "labels": labels is not None, "note": packing.note}
+    (draft / "about.json").write_text(json.dumps(about))
+
+
+def _kept(folder: Path, shape: tuple[int, int, int]) -> Packed | None:
+    """A packed split that is whole, or None. Mapped privately: nobody writes to it by mistake."""
+    try:
+        about = json.loads((folder / "about.json").read_text())
+        images = np.load(folder / "images.npy", mmap_mode="c", allow_pickle=False)
+        labels = np.load(folder / "labels.npy", allow_pickle=False) if about["labels"] else None
+        sound = images.dtype == np.uint8 and images.shape == (about["images"], *shape)
+        if labels is not None:
+            sound &= labels.shape == (len(images),)
+        return Packed(images, labels, str(about["note"])) if sound else None
+    except (OSError, ValueError, KeyError, TypeError, EOFError):
+        return None
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Wait until no other process is inside; a kill lets go."""
+    try:
+        import fcntl
+    except ImportError:  # not on this system
+        yield
+        return
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

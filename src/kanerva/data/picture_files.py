@@ -1,0 +1,153 @@
+"""Files of pictures: one opened by a reader that trusts no file, or many, several at a time."""
+
+import os
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from tqdm import tqdm
+
+from kanerva.errors import UserError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image as Picture
+
+SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"}
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")  # whatever the name says: no EPS
+MAX_PIXELS = 64_000_000  # a small file can claim a picture that fills the memory: refuse those
+MAX_FILE = 4 * MAX_PIXELS  # bytes: what the largest picture takes uncompressed
+MAX_SET = 32_000_000_000  # bytes of a split's pixels: twice ImageNet at 64 x 64
+
+Files = Sequence[tuple[str, Path]]  # what a file is called in messages, and where it is
+Read = Callable[[Path], np.ndarray]  # the C x H x W bytes of one file
+
+
+class Unreadable(Exception):
+    """A file that Pillow cannot, or should not, turn into pixels. The message says why."""
+
+
+# One picture
+
+
+def open_picture(path: Path, channels: int) -> "Picture":
+    """Grey or RGB. Transparency is laid on white, turned photographs are set upright.
+
+    The header is asked first: a file or picture beyond the limits is refused before it is decoded.
+    """
+    from PIL import Image, ImageOps
+
+    if channels not in (1, 3):
+        raise UserError(f"channels={channels}: images are read as 1 (grey) or 3 (colour)")
+    try:
+        if path.stat().st_size > MAX_FILE:
+            raise Unreadable(f"{path.stat().st_size} bytes is too large a file")
+        with Image.open(path, formats=FORMATS) as file:
+            if file.width * file.height > MAX_PIXELS:
+                raise Unreadable(f"{file.width} x {file.height} is too many pixels")
+            return _flat(ImageOps.exif_transpose(file), "L" if channels == 1 else "RGB")
+    except (Unreadable, MemoryError):
+        raise
+    except Image.DecompressionBombError as error:
+        raise Unreadable("too many pixels") from error
+    except Exception as error:  # a broken file leads Pillow to errors of every kind
+        raise Unreadable("not an image that Pillow reads") from error
+
+
+def fitted(picture: "Picture", size: tuple[int, int]) -> np.ndarray:
+    """C x H x W bytes, cropped about the centre and resized where the size is another."""
+    from PIL import Image, ImageOps
+
+    height, width = size
+    if picture.size != (width, height):
+        picture = ImageOps.fit(picture, (width, height), Image.Resampling.BILINEAR)
+    return channels_first(picture)
+
+
+def channels_first(picture: "Picture") -> np.ndarray:
+    """C x H x W bytes."""
+    pixels = np.asarray(picture)
+    return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1).copy()
+
+
+def _flat(picture: "Picture", mode: str) -> "Picture":
+    """Grey (L) or RGB: 16-bit grey keeps its upper byte, what is transparent becomes white."""
+    from PIL import Image
+
+    if picture.mode.startswith("I"):  # Pillow would clip these to 255, not scale them
+        values = np.asarray(picture).astype(np.int64)
+        deep = picture.mode != "I" or values.max() > 255
+        picture = Image.fromarray((values >> (8 if deep else 0)).clip(0, 255).astype(np.uint8))
+    elif picture.has_transparency_data:
+        paper = Image.new("RGBA", picture.size, "white")
+        picture = Image.alpha_composite(paper, picture.convert("RGBA"))
+    return picture.convert(mode)
+
+
+# Many pictures
+
+
+def image_files(folder: Path) -> list[tuple[str, Path]]:
+    """All files under a folder that are named like images, by relative path; none hidden."""
+    named: list[tuple[str, Path]] = []
+    for place, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        inner = os.path.relpath(place, folder).replace(os.sep, "/")
+        for name in files:
+            like = os.path.splitext(name)[1].lower() in SUFFIXES and not name.startswith(".")
+            if like and os.path.isfile(os.path.join(place, name)):  # a pipe would never end
+                named.append((name if inner == "." else f"{inner}/{name}", Path(place, name)))
+    return sorted(named)
+
+
+def read_files(
+    files: Files, read: Read, title: str, problems: dict[str, str]
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Name and pixels of each file, in the order given, decoded by a few threads at once.
+
+    What cannot be read is left out and entered in `problems`. A bar is shown on a terminal.
+    """
+
+    def attempt(file: tuple[str, Path]) -> np.ndarray | Unreadable:
+        try:
+            return read(file[1])
+        except Unreadable as problem:
+            return problem
+
+    bar = tqdm(total=len(files), desc=title, unit="image", disable=None, delay=1, leave=False)
+    with bar, ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        for start in range(0, len(files), 512):  # so that few wait in memory to be written
+            some = files[start : start + 512]
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # Pillow's, about files that it reads all the same
+                found = list(pool.map(attempt, some))
+            for (name, _), pixels in zip(some, found, strict=True):
+                if isinstance(pixels, Unreadable):
+                    problems[name] = str(pixels)
+                else:
+                    yield name, pixels
+            bar.update(len(some))
+
+
+def skipped(where: Path, problems: dict[str, str], count: int) -> str:
+    """What was left out, in a line; an error when that is all there is."""
+    if not problems:
+        return ""
+    first = next(f"{name}: {problem}" for name, problem in problems.items())
+    if len(problems) == count:
+        raise UserError(f"{where}: {count} of {count} files cannot be read, such as {first}")
+    return f"{where}: skipped {len(problems)} of {count} files, such as {first}"
+
+
+def check_size(where: Path, count: int, shape: tuple[int, int, int]) -> int:
+    """The bytes that so many images take, or an error where that is more than any set needs."""
+    channels, height, width = shape
+    total = count * channels * height * width
+    if total > MAX_SET:
+        raise UserError(
+            f"{where}: {count} images of {channels} x {height} x {width} are {total / 1e9:.1f} GB, "
+            f"more than {MAX_SET / 1e9:.1f}: use fewer or smaller ones"
+        )
+    return total
