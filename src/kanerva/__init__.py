@@ -1,25 +1,47 @@
 """Generative memory: write an episode of images into one small latent map, then read it back.
 
-model = kanerva.load("glyphs")                  # or a run: "runs/glyphs-kpp-paper-s0"
+model = kanerva.load("glyphs")                  # or a run: "runs/glyphs-kpp-store-s0"
 memory = model.write(images)                    # (T, C, H, W) -> Memory
 recalled = model.recall(memory, noisy, steps=10)
 samples = model.generate(memory, 64)
 terms = model.elbo(images)                      # nats per image, higher is better
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from kanerva.processor import avoid_amx
 
-avoid_amx()  # before anything below imports torch
+avoid_amx()  # before torch is loaded
 
-from kanerva.config import ModelConfig, RunConfig  # noqa: E402
-from kanerva.errors import NumbersWentBad, UserError  # noqa: E402
-from kanerva.memory.heap import Memory  # noqa: E402
-from kanerva.models import ElboTerms, KppPaper, MemoryModel, build, load  # noqa: E402
+if TYPE_CHECKING:
+    from kanerva.config import ModelConfig, RunConfig
+    from kanerva.errors import NumbersWentBad, UserError
+    from kanerva.memory.block_memory import BlockMemory
+    from kanerva.memory.heap import Memory
+    from kanerva.models import build
+    from kanerva.models.base import MemoryModel
+    from kanerva.models.loading import load
+    from kanerva.models.terms import ElboTerms
+    from kanerva.presets import preset
 
 __version__ = "0.1.0"
+_HOMES = {  # imported when first used: `import kanerva` alone loads no torch
+    "BlockMemory": "kanerva.memory.block_memory",
+    "ElboTerms": "kanerva.models.terms",
+    "Memory": "kanerva.memory.heap",
+    "MemoryModel": "kanerva.models.base",
+    "ModelConfig": "kanerva.config",
+    "NumbersWentBad": "kanerva.errors",
+    "RunConfig": "kanerva.config",
+    "UserError": "kanerva.errors",
+    "build": "kanerva.models",
+    "load": "kanerva.models.loading",
+    "preset": "kanerva.presets",
+}
 __all__ = [
+    "BlockMemory",
     "ElboTerms",
-    "KppPaper",
     "Memory",
     "MemoryModel",
     "ModelConfig",
@@ -28,4 +50,15 @@ __all__ = [
     "UserError",
     "build",
     "load",
+    "preset",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'kanerva' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -119,7 +119,9 @@ class SpatialDecoder(nn.Module):
             return self.likelihood.sample(self(readout), as_generator(generator))
 
         def one(output: Parameters, guess: Pixels) -> Pixels:
-            return self.likelihood.sample(self._shift_means(output, guess)[None], as_generator(generator))[0]
+            return self.likelihood.sample(
+                self._shift_means(output, guess)[None], as_generator(generator)
+            )[0]
 
         sketch, features, told = self._pixels(readout)
         drawn = self.near.sample(features, self._expected(sketch), one, told)

@@ -17,8 +17,8 @@ _LOG_STD_RANGE = (-7.0, 4.0)  # ours: keeps a KL finite when a network runs away
 
 
 class RecoverableClamp(torch.autograd.Function):
-    """x clamped to a range. A gradient that leads back inside passes: with `clamp` a number that has
-    once left can never return, and a posterior stays as narrow as it may be for good."""
+    """x clamped to a range. A gradient that leads back inside passes: with `clamp` a number that
+    has once left can never return, and a posterior stays as narrow as it may be for good."""
 
     @staticmethod
     def forward(ctx, x: Tensor, low: float, high: float) -> Tensor:  # noqa: ANN001

@@ -15,7 +15,7 @@ import yaml
 from tqdm import tqdm
 
 from kanerva import data
-from kanerva.config import RunConfig, from_dict, to_dict
+from kanerva.config import RunConfig, flatten, run_from_dict, to_dict
 from kanerva.errors import UserError
 
 COLUMNS = [
@@ -26,22 +26,19 @@ COLUMNS = [
 
 def load_split(config: RunConfig, split: str, root: Path | None) -> data.ImageSet:
     """One split of a run's data, checked against the image size its model is built for."""
-    if config.data.set == "images":
+    name, shape = config.data.set, config.model.image
+    options: dict[str, Any] = {"crop": config.data.crop}
+    if "size" in data.info(name).options:  # its images are made to fit
         if config.data.folder is None:
-            raise UserError("the images set needs --data.folder: a folder of image files")
-        channels, height, width = config.image
-        folder = Path(config.data.folder)
-        images = data.load(
-            "images", split, None, folder, (height, width), channels, config.data.crop
-        )
-    else:
-        images = data.load(config.data.set, split, root, crop=config.data.crop)
-    if images.image_shape != config.image:
+            raise UserError(f"the {name} set needs --data.folder: a folder of image files")
+        options["folder"], options["channels"] = Path(config.data.folder), shape[0]
+        options["size"] = shape[1:]
+    images = data.load(name, split, root, **options)
+    if images.image_shape != shape:
         raise UserError(
-            f"{config.data.set} images are {images.image_shape}, but the model is configured for "
-            f"image={config.image}"
+            f"{name} images are {images.image_shape}, but the model is configured for image={shape}"
         )
-    if config.data.binarization == "none" and config.likelihood.kind == "bernoulli":
+    if config.data.binarization == "none" and config.model.likelihood == "bernoulli":
         raise UserError("a Bernoulli likelihood needs data.binarization other than none")
     return images
 
@@ -73,7 +70,7 @@ def read_run_config(run: Path) -> RunConfig:
 
 
 def config_from_yaml(path: Path) -> RunConfig:
-    return from_dict(RunConfig, read_yaml(path), where=str(path))
+    return run_from_dict(read_yaml(path), where=str(path))
 
 
 def read_yaml(path: Path) -> object:
@@ -87,7 +84,7 @@ def read_yaml(path: Path) -> object:
         raise UserError(f"{path} is not readable YAML: {reason}") from error
 
 
-FREE_ON_RESUME = {"steps", "epochs", "log_every", "step", "strategy"}  # all else: another run
+FREE_ON_RESUME = {"steps", "log_every", "execution"}  # all else: another run
 
 
 def check_same_run(run: Path, was: dict[str, Any], now: RunConfig) -> None:
@@ -100,15 +97,6 @@ def check_same_run(run: Path, was: dict[str, Any], now: RunConfig) -> None:
                 f"{run} was started with {key}={old}, not {new}: resume it as it was, or start "
                 "another --run"
             )
-
-
-def flatten(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """{"memory": {"size": 8}} as {"memory.size": 8}."""
-    flat: dict[str, Any] = {}
-    for key, value in nested.items():
-        inner = flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else None
-        flat |= {prefix + key: value} if inner is None else inner
-    return flat
 
 
 @contextmanager

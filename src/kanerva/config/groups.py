@@ -207,7 +207,7 @@ class KppMemoryConfig(GridConfig):
     """The same, a block for each image. ours"""
 
     placement: Placement = "cells"
-    """cells: at random, read whole. transport: learned keys sorted onto cells, read between cells."""
+    """cells: at random, read whole. transport: learned keys on cells, read between them."""
     unwritten: float = 0.125
     """Share of each training episode that is not written."""
     noise: float = 0.05

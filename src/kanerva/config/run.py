@@ -8,10 +8,9 @@ from typing import Any, ClassVar, Literal
 from kanerva.config.checks import require_not_negative, require_positive
 from kanerva.config.models import KppConfig, ModelConfig
 from kanerva.config.plain import flatten, to_dict
-from kanerva.data.registry import DATASETS
+from kanerva.data.registry import DATASETS, Binarization
 from kanerva.errors import UserError
 
-Binarization = Literal["sample", "threshold", "dither", "none"]
 Execution = Literal["auto", "eager", "compiled", "captured"]
 Precision = Literal["32-true", "bf16-mixed"]
 

@@ -25,19 +25,14 @@ def load(
     name: str,
     split: str,
     root: Path | None = None,
-    folder: Path | None = None,
-    size: tuple[int, int] | None = None,
-    channels: int | None = None,
-    crop: int | None = None,
-    **others: Any,
+    **options: Any,
 ) -> ImageSet:
     """One split of a set: train, validation or test. Options are for the sets that take them:
     folder, size and channels for `images`, crop for `celeba`. None is the same as not given."""
     entry = info(name)
     if split not in SPLITS:
         raise UserError(f"unknown split {split!r}: choose one of {', '.join(SPLITS)}")
-    named = {"folder": folder, "size": size, "channels": channels, "crop": crop, **others}
-    options = {option: value for option, value in named.items() if value is not None}
+    options = {option: value for option, value in options.items() if value is not None}
     for option, value in options.items():
         if option not in entry.options:
             raise _misplaced(f"{option}={value}", option, name)

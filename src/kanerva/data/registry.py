@@ -83,7 +83,7 @@ _ENTRIES = (
     DatasetInfo(
         "images",
         "any folder of images of your own",
-        (3, 64, 64),
+        (3, 32, 32),
         "none",
         options=("folder", "size", "channels"),
         needs="folder",

@@ -15,7 +15,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from kanerva.data.episodes import EpisodeBatch, FixedEpisodes
-from kanerva.models.base import ElboTerms, MemoryModel
+from kanerva.models.base import MemoryModel
+from kanerva.models.terms import ElboTerms
 from kanerva.seeding import stream
 from kanerva.shapes import Counted
 

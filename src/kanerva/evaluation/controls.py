@@ -6,7 +6,8 @@ import torch
 
 from kanerva.data.episodes import FixedEpisodes
 from kanerva.evaluation.bound import Chunk, Score, bound, score
-from kanerva.models.base import ElboTerms, MemoryModel
+from kanerva.models.base import MemoryModel
+from kanerva.models.terms import ElboTerms
 from kanerva.shapes import Episode
 
 IMAGES = 1024  # scored by each control unless asked for more

@@ -3,7 +3,7 @@
 from typing import Any
 
 from kanerva.config import RunConfig
-from kanerva.data.catalogue import info
+from kanerva.data import info
 from kanerva.evaluation.report import table
 
 PIXELS = {

@@ -3,13 +3,10 @@
 from torch import nn
 from torch.nn.utils.parametrizations import spectral_norm
 
-
 LAYERS = 3
 
 
-def deep_linear(
-    inputs: int, hidden: int, outputs: int, layers: int = LAYERS
-) -> nn.Sequential:
+def deep_linear(inputs: int, hidden: int, outputs: int, layers: int = LAYERS) -> nn.Sequential:
     """`layers` linear maps with nothing between them, each of spectral norm one.
 
     A product of linear maps is linear, but trains differently from one: the paper's choice for

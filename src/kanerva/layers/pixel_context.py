@@ -144,7 +144,9 @@ class Neighbours(nn.Module):
         tells of boxes, where not all do."""
         return self._near(features, self._framed(expected, images), told)
 
-    def fit_to_data(self, expected: Pixels, nothing: Float[Tensor, "1 C H W"], images: Pixels) -> None:
+    def fit_to_data(
+        self, expected: Pixels, nothing: Float[Tensor, "1 C H W"], images: Pixels
+    ) -> None:
         """Start from the best linear guesses at these images: where what was `expected` of each is
         told, and where `nothing` is, which is the same for all."""
         for guess, told in ((self.guess, expected), (self.untold, nothing.expand_as(images))):

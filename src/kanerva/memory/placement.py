@@ -43,7 +43,12 @@ class Placement(nn.Module, ABC):
 
     @abstractmethod
     def place(
-        self, proposal: DiagonalNormal | None, batch: int, length: int, noise: Noise, device: torch.device
+        self,
+        proposal: DiagonalNormal | None,
+        batch: int,
+        length: int,
+        noise: Noise,
+        device: torch.device,
     ) -> Cells:
         """A cell for each sample of whole episodes, none shared."""
 
@@ -86,7 +91,12 @@ class RandomCells(Placement):
         return None
 
     def place(
-        self, proposal: DiagonalNormal | None, batch: int, length: int, noise: Noise, device: torch.device
+        self,
+        proposal: DiagonalNormal | None,
+        batch: int,
+        length: int,
+        noise: Noise,
+        device: torch.device,
     ) -> Cells:
         self.require_room(length)
         return deal(batch, length, self.grid, noise, device)
@@ -143,7 +153,12 @@ class Transport(Placement):
         return DiagonalNormal(mean.view_as(normal.mean), normal.log_std - 1)  # ours: starts narrow
 
     def place(
-        self, proposal: DiagonalNormal | None, batch: int, length: int, noise: Noise, device: torch.device
+        self,
+        proposal: DiagonalNormal | None,
+        batch: int,
+        length: int,
+        noise: Noise,
+        device: torch.device,
     ) -> Cells:
         assert proposal is not None
         self.require_room(length)

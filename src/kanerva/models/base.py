@@ -29,6 +29,7 @@ Near = tuple[Float[Tensor, "*key"], float]  # a key, and how far around it
 Handles = Int[Tensor, "*B T"] | list[int]
 LogWeights = Callable[[], PerImage]  # a log-weight of each image, of new latents at each call
 
+
 class MemoryModel(
     nn.Module,
     PyTorchModelHubMixin,

@@ -20,7 +20,7 @@ from math import ceil
 from typing import Self
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from kanerva.config import KppConfig
@@ -34,7 +34,7 @@ from kanerva.models.kpp_networks import KppNetworks
 from kanerva.models.terms import ElboTerms
 from kanerva.readout import SpatialPrior, before_tanh
 from kanerva.seeding import Noise, normal, stream
-from kanerva.shapes import Blocks, Cells, Episode, FeatureMaps, MemoryMap, PerImage, Points, Readout
+from kanerva.shapes import Blocks, Cells, Episode, FeatureMaps, MemoryMap, PerImage, Points
 
 _FIT_PIXELS = 2**20  # enough to fit a linear guess
 CueScores = Float[Tensor, "B T slots"]  # ln p(cue | each cell's block), -inf where a cell is free
@@ -205,9 +205,7 @@ class Kpp(KppNetworks):
         others = features[:, rest].flatten(0, 1)  # (B T, T - 1, ...)
         blocks = self.blocks(episode, features, generator)[:, rest].flatten(0, 1)
         proposal = self.placement.propose(others)
-        cells = self.placement.place(
-            proposal, len(others), length - 1, generator, features.device
-        )
+        cells = self.placement.place(proposal, len(others), length - 1, generator, features.device)
         memory = self._empty(len(others)).malloc(blocks, cells)
         single, alone = (value.flatten(0, 1)[:, None] for value in (episode, features))
         keys = self.keys_in_free_cells(memory, alone, generator)

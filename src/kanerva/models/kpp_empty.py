@@ -38,7 +38,12 @@ class KppEmpty(KppNetworks):
         return (0, 0, 0)
 
     def write_maps(
-        self, episode: Episode, features: FeatureMaps, *, sample: bool = True, generator: Noise = None
+        self,
+        episode: Episode,
+        features: FeatureMaps,
+        *,
+        sample: bool = True,
+        generator: Noise = None,
     ) -> MemoryMap:
         """Nothing."""
         return features.new_zeros(len(features), *self.memory_shape(0))

@@ -6,8 +6,8 @@
     terms = model.elbo(images)                  # L_T, term by term (Eq. 4)
 
 An episode X is embedded with its neighbours in view, E = f_enc(X), and pooled into one memory M.
-Each sample has K keys; a key cuts one block out of M by a spatial transformer, and the K blocks give
-the prior of its readout, p(Z | M-hat, Y). The decoder sees Z alone.
+Each sample has K keys; a key cuts one block out of M by a spatial transformer, and the K blocks
+give the prior of its readout, p(Z | M-hat, Y). The decoder sees Z alone.
 """
 
 from kanerva.config import KppPaperConfig

@@ -145,9 +145,7 @@ class LatentModel(MemoryModel):
             others = features[:, rest].flatten(0, 1)  # (B T, T - 1, ...)
         else:
             others = torch.cat([self.encoder(one[rest]) for one in episode])
-        maps, _ = self.write_episode(
-            episode[:, rest].flatten(0, 1), others, generator=generator
-        )
+        maps, _ = self.write_episode(episode[:, rest].flatten(0, 1), others, generator=generator)
         single, alone = (value.flatten(0, 1)[:, None] for value in (episode, features))
         terms = self.terms(
             single, alone, maps, self.key_posterior(alone, maps), generator=generator
@@ -212,7 +210,9 @@ class LatentModel(MemoryModel):
     ) -> ReadDistribution:
         """p(z | M, y) at keys, (B, T, L); B = 1 for one episode."""
         if handles is not None:
-            raise UserError(f"{self.config.name} writes its memory as a whole: there are no handles")
+            raise UserError(
+                f"{self.config.name} writes its memory as a whole: there are no handles"
+            )
         if keys is None:
             raise UserError("say where to read: read(memory, keys)")
         return self.read_maps(*self.check_keys(memory, keys))
@@ -288,7 +288,9 @@ class LatentModel(MemoryModel):
         recalling is a function of memory and cue. `sample=True` draws keys as printed.
         """
         if not self.recalls:
-            raise UserError(f"{self.config.name} has no keys: nothing can be looked up and recalled")
+            raise UserError(
+                f"{self.config.name} has no keys: nothing can be looked up and recalled"
+            )
         maps = self.as_maps(memory, cue)
 
         def read(picture: Episode) -> Episode:
@@ -300,7 +302,7 @@ class LatentModel(MemoryModel):
 
     @torch.no_grad()
     def reconstruct(self, images: Images) -> Float[Tensor, "*B T C H W"]:
-        """Write, read at key means, decode the mean of q(z | x, M, y) (Fig. 5's training branch)."""
+        """Write, read at key means, decode the mean of q(z | x, M, y) (Fig. 5, training branch)."""
         episode = self.as_episodes(images)
         features = self.encoder(episode)
         maps, keys = self.write_episode(episode, features, sample=False)

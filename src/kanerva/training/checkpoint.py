@@ -20,8 +20,8 @@ from torch import Tensor
 
 from kanerva.errors import UserError
 from kanerva.files import read_tensors, write_tensors
-from kanerva.models.base import CONFIG, WEIGHTS, MemoryModel, load_weights, save_weights
-from kanerva.training.devices import shard_like, whole
+from kanerva.models.base import MemoryModel
+from kanerva.models.checkpoint_io import CONFIG, WEIGHTS, load_weights, save_weights
 
 OPTIMIZER, STATE = "optimizer.safetensors", "state.json"
 
@@ -90,7 +90,7 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """Optimiser state by parameter number and name, as plain tensors."""
     state = optimizer.state_dict()["state"]
     return {
-        f"{index}.{name}": whole(torch.as_tensor(value)).detach().cpu().contiguous()
+        f"{index}.{name}": torch.as_tensor(value).detach().cpu().contiguous()
         for index, entries in state.items()
         for name, value in entries.items()
     }
@@ -98,11 +98,10 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
     """The inverse; groups and their options come from the config."""
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
     state: dict[int, dict[str, Tensor]] = {}
     for key, value in tensors.items():
         index, name = key.split(".", 1)
-        state.setdefault(int(index), {})[name] = shard_like(value, parameters[int(index)])
+        state.setdefault(int(index), {})[name] = value
     groups = optimizer.state_dict()["param_groups"]
     optimizer.load_state_dict({"state": state, "param_groups": groups})
     for parameter, entries in optimizer.state.items():
@@ -121,13 +120,13 @@ def _laid_out_like(parameter: Tensor, value: Tensor) -> Tensor:
 
 
 def weights_of(model: MemoryModel) -> dict[str, Tensor]:
-    """A model's tensors, whole; where they lie in shards all processes must ask together."""
-    return {name: whole(value).detach() for name, value in model.state_dict().items()}
+    """A model's tensors, without gradients."""
+    return {name: value.detach() for name, value in model.state_dict().items()}
 
 
 @dataclass(frozen=True)
 class RunState:
-    """All tensors of a run at one step, whole."""
+    """All tensors of a run at one step."""
 
     weights: dict[str, Tensor]
     rest: dict[str, Tensor]  # of the optimiser and the average
@@ -136,7 +135,7 @@ class RunState:
 def run_state(
     model: MemoryModel, optimizer: torch.optim.Optimizer, average: MemoryModel | None
 ) -> RunState:
-    """Gather what `save_last` writes: of all processes together, one then writes it."""
+    """Gather what `save_last` writes."""
     rest = {f"optimizer.{k}": v for k, v in optimizer_tensors(optimizer).items()}
     if average is not None:
         rest |= {f"average.{k}": v for k, v in weights_of(average).items()}
@@ -195,7 +194,7 @@ def restore(
     for name, digest in saved["sha256"].items():
         if not (folder / name).is_file() or _digest(folder / name) != digest:
             raise UserError(f"{folder / name} is truncated or was altered after it was saved")
-    load_weights(model, folder / WEIGHTS, shard_like)
+    load_weights(model, folder / WEIGHTS)
     tensors, _ = read_tensors(folder / OPTIMIZER)
 
     def part(prefix: str) -> dict[str, Tensor]:
@@ -203,7 +202,5 @@ def restore(
 
     restore_optimizer(optimizer, part("optimizer."))
     if average is not None:
-        held = average.state_dict()
-        state = {name: shard_like(value, held[name]) for name, value in part("average.").items()}
-        average.load_state_dict(state)
+        average.load_state_dict(part("average."))
     return Progress(**saved["progress"])

@@ -9,25 +9,19 @@ writes. How many there are changes rounding and nothing else, so a run may go on
 """
 
 import math
-import os
-import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from lightning_fabric import Fabric
-from PIL import Image
 
 from kanerva.config import RunConfig, to_dict
 from kanerva.data.episodes import FixedEpisodes, TrainingEpisodes
 from kanerva.errors import NumbersWentBad, UserError
 from kanerva.evaluation.bound import bound
-from kanerva.models import build
-from kanerva.models.base import Images, MemoryModel
-from kanerva.pictures import sheet
+from kanerva.models.base import MemoryModel
 from kanerva.provenance import commit, device_name, versions
 from kanerva.runs import (
     Journal,
@@ -46,14 +40,15 @@ from kanerva.training.checkpoint import (
     run_state,
     save_best,
     save_last,
-    weights_of,
 )
-from kanerva.training.devices import first_alone, in_shards, make_fabric
+from kanerva.training.devices import make_fabric, on_rank_zero
+from kanerva.training.samples import sample_sheet
 from kanerva.training.schedule import lr_factor, warmup_steps
+from kanerva.training.signals import stop_signals
 from kanerva.training.step import Step, StepResult, assemble, form_of
 
 SAVE_EVERY = 300.0  # seconds; besides the save after each validation
-MEASURED = 2048  # training images that a model may take statistics of
+FITTED = 2048  # training images that a model may take statistics of
 PATIENCE = 10  # steps in a row without finite numbers before a run gives up
 
 
@@ -65,31 +60,6 @@ class Outcome:
     step: int
     total: int
     best_nll: float | None
-
-
-@contextmanager
-def stop_signals(compiling: Callable[[], bool]) -> Iterator[list[str]]:
-    """Collect Ctrl-C and SIGTERM instead of dying of them; a second Ctrl-C is obeyed at once.
-
-    So is any while the first step compiles: there is nothing to save, and the compiler's helpers
-    may have died of the same signal, for which it would wait for ever.
-    """
-    caught: list[str] = []
-
-    def handler(number: int, _: object) -> None:
-        if compiling():
-            os.write(2, b"kanerva: stopped before the first step, nothing to save\n")
-            os._exit(128 + number)
-        if caught and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        caught.append(signal.Signals(number).name)
-
-    previous = {s: signal.signal(s, handler) for s in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield caught
-    finally:
-        for number, old in previous.items():
-            signal.signal(number, old)
 
 
 def train(
@@ -124,11 +94,11 @@ def train(
         world_size=fabric.world_size,
     )
     validation = fixed_episodes(config, validation_set, fabric.device)
-    first_alone(fabric, lambda: check_run(run, config, resume))
+    on_rank_zero(fabric, lambda: check_run(run, config, resume))
     trainer = Trainer(config, run, fabric, episodes, validation, resume)
-    first_alone(fabric, lambda: open_run(run, config, resume))
+    on_rank_zero(fabric, lambda: open_run(run, config, resume))
     with ExitStack() as stack:
-        first_alone(fabric, lambda: stack.enter_context(locked(run)))
+        on_rank_zero(fabric, lambda: stack.enter_context(locked(run)))
         caught = stack.enter_context(stop_signals(trainer.compiling))
         try:
             return trainer.fit(caught, deadline, until)
@@ -161,14 +131,12 @@ class Trainer:
     ) -> None:
         self.config, self.run, self.fabric = config, run, fabric
         self.episodes, self.validation = episodes, validation
-        self.total = config.steps or config.epochs * episodes.steps_per_epoch
+        self.total = config.steps
         self.warmup = warmup_steps(config.optim.warmup_epochs, episodes.steps_per_epoch, self.total)
-        form = form_of(
-            config.step, fabric.device, fabric.world_size > 1 and config.strategy == "fsdp"
-        )
+        form = form_of(config.execution, fabric.device)
         last = run / "checkpoints" / "last"
         goes_on = fabric.broadcast(resume and last.exists())
-        parts = assemble(config, fabric, form, None if goes_on else episodes.some(MEASURED))
+        parts = assemble(config, fabric, form, None if goes_on else episodes.some(FITTED))
         self.model, self.average, self.optimizer = parts.model, parts.average, parts.optimizer
         self.progress = Progress()
         if goes_on:
@@ -191,15 +159,7 @@ class Trainer:
     @property
     def judged(self) -> MemoryModel:
         """The weights that are validated and shipped: the average where there is one."""
-        return self._whole(self.model if self.average is None else self.average)
-
-    def _whole(self, model: MemoryModel) -> MemoryModel:
-        """A model that one process can use alone: a copy, where weights lie in shards."""
-        if not in_shards(model):
-            return model
-        copied = build(self.config.model_config()).to(self.fabric.device)
-        copied.load_state_dict(weights_of(model))
-        return copied
+        return self.model if self.average is None else self.average
 
     def fit(self, caught: list[str], deadline: float | None, until: float | None) -> Outcome:
         """Go from where the run stands to its end, or until told to stop."""
@@ -239,9 +199,9 @@ class Trainer:
             if validated and self._validate() < (-math.inf if until is None else until):
                 reason = "bound"
             over = deadline is not None and time.monotonic() > deadline
-            told, over, late = self._agreed(bool(caught), over, late, now=logging or validated)
-            if told or over:
-                reason = "minutes" if not told else caught[0] if caught else "SIGTERM"
+            stop, over, late = self._agreed(bool(caught), over, late, now=logging or validated)
+            if stop or over:
+                reason = "minutes" if not stop else caught[0] if caught else "SIGTERM"
                 self._look()
             late = late and self.streak == 0
             if validated or late or (reason != "finished" and self._healthy()):
@@ -258,10 +218,10 @@ class Trainer:
         """What is about to happen, and what may take a while."""
         config, world = self.config, self.fabric.world_size
         size = sum(p.numel() for p in self.model.parameters())
-        many = f" and {world - 1} more, {config.strategy}" if world > 1 else ""
+        many = f" and {world - 1} more" if world > 1 else ""
         slow = "" if self.step.form == "eager" else "; the first step compiles, about a minute"
         return (
-            f"{config.preset}, {config.model}: {size:,} parameters on "
+            f"{config.preset}, {config.model.name}: {size:,} parameters on "
             f"{device_name(self.fabric.device)}{many}; steps {self.progress.step} to {self.total} "
             f"of {config.batch} episodes of {config.episode_length}, {self.step.form}{slow}"
         )
@@ -367,11 +327,11 @@ class Trainer:
         if progress.best_nll is None or score.nll_nats < progress.best_nll:
             progress.best_nll, progress.best_step = score.nll_nats, progress.step
             best = self.run / "checkpoints" / "best"
-            first_alone(self.fabric, lambda: save_best(best, judged))
+            on_rank_zero(self.fabric, lambda: save_best(best, judged))
         episode = self.validation.batch(0, 1).images[0][:16]
         picture = sample_sheet(judged, episode, stream("samples", device=self.fabric.device))
         path = self.run / "samples" / f"step-{progress.step:07d}.png"
-        first_alone(self.fabric, lambda: picture.save(path))
+        on_rank_zero(self.fabric, lambda: picture.save(path))
         return score.nll_nats
 
     def _kept(self) -> str:
@@ -382,7 +342,7 @@ class Trainer:
         """Whether the weights are worth keeping: while steps are being skipped, look first."""
         if self.streak == 0:
             return True
-        mine = bound(self._whole(self.model).eval(), self.validation, limit=1)
+        mine = bound(self.model.eval(), self.validation, limit=1)
         return math.isfinite(self.fabric.broadcast(mine).nll_nats)
 
     def _save(self) -> None:
@@ -394,7 +354,7 @@ class Trainer:
             self.progress.metrics_bytes = self.journal.metrics.stat().st_size
         state = run_state(self.model, self.optimizer, self.average)
         last = self.run / "checkpoints" / "last"
-        first_alone(
+        on_rank_zero(
             self.fabric, lambda: save_last(last, self.model, state, self.progress, self.about)
         )
 
@@ -405,16 +365,3 @@ def describe(terms: dict[str, float]) -> str:
         f"bound {terms['nll']:.2f} nats (recon {terms['recon']:.2f}, "
         f"KL z {terms['kl_z']:.2f}, KL y {terms['kl_y']:.2f})"
     )
-
-
-@torch.no_grad()
-def sample_sheet(model: MemoryModel, episode: Images, generator: torch.Generator) -> Image.Image:
-    """True images, the same reconstructed and read back from memory, and what random keys give."""
-    rows = [("written", episode), (model.reconstructed, model.reconstruct(episode))]
-    memory = model.write(episode) if model.remembers else None
-    if memory is not None and model.recalls:
-        recalled = model.recall(memory, episode, steps=1)[0]
-        rows.append(("recalled from the image itself", recalled))
-    name = "random keys" if model.remembers else "samples"
-    rows.append((name, model.generate(memory, len(episode), generator=generator)))
-    return sheet(rows, columns=len(episode))

@@ -100,12 +100,12 @@ def make_optimiser(config: OptimConfig, model: nn.Module) -> torch.optim.Optimiz
     for group in groups:
         group["lr"] = torch.tensor(config.lr, device=device)
     if config.optimiser == "lars_adam":
-        return LarsAdam(groups, lr=config.lr, betas=config.betas)
+        return LarsAdam(groups, lr=config.lr)
     for group in groups:
         del group["adapt"]
     on_gpu = device.type == "cuda"  # capturable: its step may become part of a CUDA graph
     warnings.filterwarnings("ignore", message=".*constructed with capturable=True.*")
-    return torch.optim.AdamW(groups, betas=config.betas, fused=True, capturable=on_gpu)
+    return torch.optim.AdamW(groups, fused=True, capturable=on_gpu)
 
 
 def set_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:

@@ -23,10 +23,11 @@ from torch.utils._triton import has_triton
 from kanerva.config import RunConfig
 from kanerva.errors import UserError
 from kanerva.models import build
-from kanerva.models.base import ElboTerms, MemoryModel
-from kanerva.seeding import derive_seed, sharing
+from kanerva.models.base import MemoryModel
+from kanerva.models.terms import ElboTerms
+from kanerva.seeding import Share, derive_seed
 from kanerva.shapes import Episode
-from kanerva.training.devices import average_over_processes, in_shards, whole
+from kanerva.training.devices import average_over_processes
 from kanerva.training.optim import make_optimiser, set_rate, update_average
 
 Form = Literal["eager", "compiled", "captured"]
@@ -46,17 +47,14 @@ class StepResult:
     streak: int  # the last so many in a row
 
 
-def form_of(asked: str, device: torch.device, sharded: bool = False) -> Form:
+def form_of(asked: str, device: torch.device) -> Form:
     """The form that `auto` means here; or the one asked for, where it can run."""
     if asked == "auto":
-        plain = sharded or device.type != "cuda" or not has_triton()
-        return "eager" if plain else "captured"
+        return "captured" if device.type == "cuda" and has_triton() else "eager"
     if asked == "captured" and device.type != "cuda":
-        raise UserError("--step captured is a CUDA graph: on a CPU use eager or compiled")
-    if asked != "eager" and sharded:
-        raise UserError(f"--step {asked} needs whole weights: with --strategy fsdp use eager")
+        raise UserError("--execution captured is a CUDA graph: on a CPU use eager or compiled")
     if asked not in ("eager", "compiled", "captured"):
-        raise UserError(f"unknown step {asked!r}: choose eager, compiled or captured")
+        raise UserError(f"unknown execution {asked!r}: choose eager, compiled or captured")
     return asked
 
 
@@ -77,11 +75,11 @@ def assemble(
     images: Float[Tensor, "N C H W"] | None = None,
 ) -> Parts:
     """Weights from a run's seed, their average and their optimiser. A new run's model may take
-    something from training `images`, before its weights are copied or lie in shards."""
+    something from training `images`, before its weights are copied."""
     torch.manual_seed(derive_seed(config.seed, "weights"))
-    model = build(config.model_config()).to(fabric.device)
+    model = build(config.model).to(fabric.device)
     if images is not None:
-        model.measure(images)
+        model.fit_to_data(images)
     if form != "eager":
         model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
     average = copy.deepcopy(model).eval() if config.optim.ema else None
@@ -92,15 +90,13 @@ def assemble(
         # but for a model that writes in turn, whose loop stays eager between two graphs.
         module = torch.compile(  # pyright: ignore[reportAssignmentType]
             model,
-            fullgraph=alone and not model.in_turn,
+            fullgraph=alone and not model.writes_sequentially,
             dynamic=False,
             options={"fallback_random": True},
         )
     wrapped = module
     if form != "captured":  # whose processes share gradients between graphs, not in a wrapper
         wrapped = fabric.setup_module(module)
-        if average is not None and in_shards(model):
-            fabric.setup_module(average)
     return Parts(model, wrapped, average, make_optimiser(config.optim, model))
 
 
@@ -123,23 +119,24 @@ class Step:
         self.graphs: list[torch.cuda.CUDAGraph] = []
         self.side: torch.cuda.Stream | None = None  # where the steps before a recording run
         self.taken = 0
+        rank, world = fabric.global_rank, fabric.world_size
+        self.noise = Share(rank, world) if world > 1 else None
 
     def __call__(self, episode: Episode, *, seed: int, lr: float, decay: float) -> None:
         """One step on this process's episodes; `decay` is the average's."""
         set_rate(self.optimizer, lr)
         self.share.fill_(1 - decay)
         torch.manual_seed(seed)
-        with sharing(self.fabric.global_rank, self.fabric.world_size):
-            if self.form != "captured":
+        if self.form != "captured":
+            self.once(episode)
+        elif self.taken < WARM:  # what is to be captured must not have met another stream
+            self.side = self.side or torch.cuda.Stream()
+            self.side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self.side):
                 self.once(episode)
-            elif self.taken < WARM:  # what is to be captured must not have met another stream
-                self.side = self.side or torch.cuda.Stream()
-                self.side.wait_stream(torch.cuda.current_stream())
-                with torch.cuda.stream(self.side):
-                    self.once(episode)
-                torch.cuda.synchronize()
-            else:
-                self._replay(episode, seed)
+            torch.cuda.synchronize()
+        else:
+            self._replay(episode, seed)
         self.taken += 1
 
     def once(self, episode: Episode) -> None:
@@ -154,7 +151,7 @@ class Step:
         """The bound of a batch, and what is minimised: its negative mean and a model's auxiliary
         loss."""
         with self.fabric.autocast():
-            outputs: dict[str, Tensor] = self.wrapped(episode)
+            outputs: dict[str, Tensor] = self.wrapped(episode, self.noise)
         auxiliary = outputs.pop("auxiliary", None)
         terms = ElboTerms(**outputs)
         return terms, terms.loss if auxiliary is None else terms.loss + auxiliary
@@ -181,7 +178,7 @@ class Step:
     @torch.no_grad()
     def _update(self) -> None:
         """Clip, take the optimiser's step and follow with the average; or leave all as it was."""
-        grad_norm = whole(nn.utils.clip_grad_norm_(self.parameters, self.clip))
+        grad_norm = nn.utils.clip_grad_norm_(self.parameters, self.clip)
         bad = ~(self.seen[0].isfinite() & grad_norm.isfinite())  # the same in every process
         self.optimizer.found_inf = bad.float()  # pyright: ignore
         self.optimizer.step()

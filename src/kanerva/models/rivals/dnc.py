@@ -6,7 +6,7 @@
     terms = model.elbo(images)
 
 Content addressing, allocation by usage, temporal links and several read heads are the paper's
-(`memory/dnc_access.py`); the encoder, the decoder and the bound are those of the other models. The
+(`dnc_access.py`); the encoder, the decoder and the bound are those of the other models. The
 generative side is p(y) = N(0, 1), p(z | reads, y) and p(x | z). What it reads of an episode is the
 slots M and the links L as the last write left them, nothing else: usage and precedence serve
 writing alone, and a read controller starts afresh for each image, with y and no embedding.

@@ -16,8 +16,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from kanerva.config import RowsConfig
-from kanerva.seeding import normal
+from kanerva.config import MatrixConfig
+from kanerva.seeding import Noise, normal
 
 Rows = Float[Tensor, "B rows width"]  # M, and R
 Square = Float[Tensor, "B rows rows"]
@@ -95,7 +95,7 @@ class MatrixNormal:
         """ln |U|."""
         return 2 * self.root.diagonal(dim1=-2, dim2=-1).log().sum(dim=-1)
 
-    def sample(self, generator: torch.Generator | None = None) -> Rows:
+    def sample(self, generator: Noise = None) -> Rows:
         """One memory for each episode: R + root noise."""
         noise = normal(tuple(self.mean.shape), generator, self.mean.device)
         return self.mean + self.root @ noise.to(self.mean.dtype)
@@ -179,7 +179,7 @@ class MatrixPrior(nn.Module):
     """p(M) and sigma, learned. R0 is drawn from N(0, 1) as in the authors' code; U0 is diagonal,
     one variance for each row (ours: the code has one for all), at first 1."""
 
-    def __init__(self, config: RowsConfig) -> None:
+    def __init__(self, config: MatrixConfig) -> None:
         super().__init__()
         self.mean = nn.Parameter(torch.randn(config.count, config.width))
         self.log_variance = nn.Parameter(torch.zeros(config.count))

@@ -51,7 +51,9 @@ class Vae(LatentModel):
 
     def read_maps(self, maps: MemoryMap, keys: Tensor) -> DiagonalNormal:
         """N(0, 1), whatever else there is."""
-        return DiagonalNormal.standard_like(keys.new_zeros(*keys.shape[:2], self.config.readout.size))
+        return DiagonalNormal.standard_like(
+            keys.new_zeros(*keys.shape[:2], self.config.readout.size)
+        )
 
     def readout_posterior_at(self, features: Embedding, prior: DiagonalNormal) -> DiagonalNormal:
         return self.readout_posterior(features)

@@ -33,14 +33,23 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from kanerva.config import ModelConfig
+from kanerva.config import VmaConfig
 from kanerva.decoder import Decoder
 from kanerva.distributions import DiagonalNormal, as_normal, as_uniform
 from kanerva.encoder import EpisodeEncoder
 from kanerva.errors import UserError
 from kanerva.memory.heap import Memory
-from kanerva.models.base import ElboTerms, Images, JointDensity, MemoryModel, Weigh, all_but_one
-from kanerva.seeding import normal, uniform
+from kanerva.models.base import (
+    Handles,
+    Images,
+    LogWeights,
+    MemoryModel,
+    Near,
+    Observed,
+    all_but_one,
+)
+from kanerva.models.terms import ElboTerms, JointDensity
+from kanerva.seeding import Noise, as_generator, normal, uniform
 from kanerva.shapes import DecoderOutput, Embedding, Episode, MemoryMap, PerImage, Readout
 
 ENUMERATED = 64  # ours: a bound sums over all addresses of a memory of at most so many templates
@@ -94,7 +103,7 @@ def categorical_kl(q: LogChances, p: LogChances) -> Float[Tensor, "B N"]:
     return expected(q, torch.where(known, q, 0.0) - torch.where(known, p, 0.0))
 
 
-def drawn(log_chances: LogChances, generator: torch.Generator | None) -> Addresses:
+def drawn(log_chances: LogChances, generator: Noise) -> Addresses:
     """One address for each row: the largest of ln q(a) + Gumbel noise."""
     noise = uniform(tuple(log_chances.shape), generator, log_chances.device).clamp(min=1e-30)
     return (log_chances - (-noise.log()).log()).argmax(dim=-1)
@@ -152,8 +161,9 @@ class VariationalMemoryAddressing(MemoryModel):
     reconstructed = "reconstructed: likeliest a of q(a|x), mean of q(z|x, m)"
 
     has_keys = False
+    config: VmaConfig
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: VmaConfig) -> None:
         super().__init__(config)
         channels, height, width = config.image
         readout, hidden = config.readout, config.keys.hidden
@@ -192,31 +202,16 @@ class VariationalMemoryAddressing(MemoryModel):
     def memory_bits(self, length: int, dtype: str = "float32") -> float:
         """Pixels as they are: 1 bit each where they are 0 or 1, else 8. There is nothing to round,
         so `dtype` and `memory_dtype` change nothing."""
-        return float(math.prod(self.memory_shape(length)) * _WHOLE[self.config.likelihood.kind])
+        return float(math.prod(self.memory_shape(length)) * _WHOLE[self.config.likelihood])
 
-    def as_maps(self, memory: Memory, images: Images | None = None) -> MemoryMap:
-        """Memories of any number of templates serve; whose they are must fit."""
+    def check_shape(self, shape: tuple[int, ...]) -> None:
+        """Memories of any number of templates serve."""
         channels, height, width = self.config.image
-        shape = tuple(memory.map.shape[-3:])
         if shape[1:] != (height, width) or shape[0] == 0 or shape[0] % channels:
             raise UserError(
                 f"this model's memories are (templates * {channels}, {height}, {width}), "
                 f"got {shape}"
             )
-        if memory.map.device != self.device:
-            raise UserError(
-                f"the memory is on {memory.map.device}, the model on {self.device}: "
-                "memory.to(model.device)"
-            )
-        if images is not None:
-            mine = memory.map.shape[0] if memory.is_batch else None
-            theirs = images.shape[0] if images.ndim == 5 else None
-            if mine != theirs:
-                raise UserError(
-                    f"memory of {mine or 'one'} episode(s) used with images {tuple(images.shape)}: "
-                    "both must be one episode, or batches of the same size"
-                )
-        return memory.map if memory.is_batch else memory.map[None]
 
     def images_of(self, maps: MemoryMap) -> Float[Tensor, "B M C H W"]:
         """A memory as the images that it holds."""
@@ -240,6 +235,25 @@ class VariationalMemoryAddressing(MemoryModel):
         """The templates that keys point at."""
         images = self.images_of(maps)
         return pixels_at(images, self.addresses_of(keys, images.shape[1]))
+
+    def read(
+        self,
+        memory: Memory,
+        keys: Float[Tensor, "*B T 1"] | None = None,
+        *,
+        handles: Handles | None = None,
+    ) -> DiagonalNormal:
+        """p(z | m_a) at the templates that keys point at, or that handles number."""
+        held = self.templates(self.as_maps(memory))
+        if (keys is None) == (handles is None):
+            raise UserError("say where to read: keys, or handles")
+        if keys is not None:
+            addresses = self.addresses_of(keys if memory.is_batch else keys[None], len(held))
+        else:
+            addresses = torch.as_tensor(handles, device=self.device).view(len(held.pixels), -1)
+            if bool(((addresses < 0) | (addresses >= len(held))).any()):
+                raise UserError("a handle given is not held by this memory")
+        return self.readout_prior(held.at(addresses))
 
     # The address
 
@@ -268,7 +282,7 @@ class VariationalMemoryAddressing(MemoryModel):
         """p(z | m_a)."""
         return DiagonalNormal.from_network(self.prior(read.embedding))
 
-    def read(
+    def infer(
         self, seen: Embedding, read: Templates, noise: Float[Tensor, "B T L"] | None
     ) -> Reading:
         """q(z | x, m_a) beside p(z | m_a), and z at this noise; at q's mean for None.
@@ -291,7 +305,7 @@ class VariationalMemoryAddressing(MemoryModel):
         copied = self.copied(2 * read.pixels.flatten(0, 1) - 1).unflatten(0, readout.shape[:2])
         return pixels + gate * copied
 
-    def _noise(self, batch: int, count: int, generator: torch.Generator | None) -> Tensor:
+    def _noise(self, batch: int, count: int, generator: Noise) -> Tensor:
         return normal((batch, count, self.config.readout.size), generator, self.device)
 
     # The bound
@@ -302,7 +316,7 @@ class VariationalMemoryAddressing(MemoryModel):
         memory: Memory | None = None,
         *,
         sample: bool = True,
-        generator: torch.Generator | None = None,
+        generator: Noise = None,
     ) -> ElboTerms:
         """sum_a q(a) [ln p(x | z_a, m_a) - KL_a] - KL[q(a) || p(a | M)], given the episode's own
         templates or any others.
@@ -330,7 +344,7 @@ class VariationalMemoryAddressing(MemoryModel):
         log_q: LogChances,
         log_p: LogChances,
         sample: bool,
-        generator: torch.Generator | None,
+        generator: Noise,
     ) -> ElboTerms:
         batch, length = episode.shape[:2]
         noise = self._noise(batch, length, generator) if sample else None
@@ -339,7 +353,7 @@ class VariationalMemoryAddressing(MemoryModel):
         divergences: list[Tensor] = []
 
         def look(read: Templates) -> None:
-            reading = self.read(seen, read, noise)
+            reading = self.infer(seen, read, noise)
             output = self.decode(reading.readout, read)
             likelihoods.append(self.likelihood.log_prob(output, episode))
             divergences.append(reading.posterior.kl(reading.prior))
@@ -362,7 +376,7 @@ class VariationalMemoryAddressing(MemoryModel):
 
     # Training
 
-    def forward(self, episode: Episode) -> dict[str, Tensor]:
+    def forward(self, episode: Episode, generator: Noise = None) -> dict[str, Tensor]:
         """`DRAWS` draws of (a, z); every second image finds its own template hidden.
 
         What is followed is the mean of two bounds: the authors' k-sample one (VIMCO), and the
@@ -380,9 +394,9 @@ class VariationalMemoryAddressing(MemoryModel):
         # The draws lie side by side along the episode: (B, k T).
         many = _repeated(DRAWS)
         q, p = many(log_q), many(log_p)
-        address = drawn(q.detach(), None)
+        address = drawn(q.detach(), generator)
         read = held.at(address)
-        reading = self.read(many(seen), read, self._noise(batch, DRAWS * length, None))
+        reading = self.infer(many(seen), read, self._noise(batch, DRAWS * length, generator))
         output = self.decode(reading.readout, read)
         likelihood = self.likelihood.log_prob(output, many(episode))
         log_chance = at(address, q)
@@ -405,14 +419,12 @@ class VariationalMemoryAddressing(MemoryModel):
 
     # Write, append, generate
 
-    def write(self, images: Images, *, generator: torch.Generator | None = None) -> Memory:
+    def write(self, images: Images, *, generator: Noise = None) -> Memory:
         """Keep the images, pixel for pixel."""
         maps = self.as_episodes(images).flatten(1, 2)
         return Memory(maps if images.ndim == 5 else maps[0])
 
-    def append(
-        self, memory: Memory, images: Images, *, generator: torch.Generator | None = None
-    ) -> Memory:
+    def append(self, memory: Memory, images: Images, *, generator: Noise = None) -> Memory:
         """More templates behind those there are."""
         maps = torch.cat([self.as_maps(memory, images), self.as_episodes(images).flatten(1, 2)], 1)
         return Memory(maps if memory.is_batch else maps[0])
@@ -428,19 +440,21 @@ class VariationalMemoryAddressing(MemoryModel):
         memory: Memory | None,
         num_samples: int,
         *,
-        near: tuple[Float[Tensor, "*key"], float] | None = None,
-        generator: torch.Generator | None = None,
+        near: Near | None = None,
+        sample_pixels: bool = False,
+        generator: Noise = None,
     ) -> Float[Tensor, "*B T C H W"]:
-        """Draw a template from p(a | M), a readout from p(z | m_a), decode its expected pixels."""
-        memory = self.given(memory)
-        if near is not None:
-            raise UserError("vma picks templates, not places: there is nothing to be near to")
-        if num_samples < 1:
-            raise UserError(f"num_samples must be at least 1, got {num_samples}")
+        """Draw a template from p(a | M), a readout from p(z | m_a), decode its expected pixels;
+        or draw those too."""
+        memory = self.require_memory(memory)
+        self.check_samples(num_samples, near)
         held = self.templates(self.as_maps(memory))
         read = held.at(drawn(self.address_prior(held, num_samples), generator))
         output = self.decode(self.readout_prior(read).sample(generator), read)
-        images = self.likelihood.mean(output)
+        if sample_pixels:
+            images = self.likelihood.sample(output, as_generator(generator))
+        else:
+            images = self.likelihood.mean(output)
         return images if memory.is_batch else images[0]
 
     # Recall
@@ -453,8 +467,8 @@ class VariationalMemoryAddressing(MemoryModel):
         *,
         steps: int = 10,
         sample: bool = False,
-        observed: Float[Tensor, "*B T H W"] | None = None,
-        generator: torch.Generator | None = None,
+        observed: Observed | None = None,
+        generator: Noise = None,
     ) -> Float[Tensor, "S *B T C H W"]:
         """Find the template most like the last picture, decode the mean of p(z | m_a), again:
         every step. `sample=True` draws addresses. q(a | x, M) sees whole pictures: it has no use
@@ -466,7 +480,7 @@ class VariationalMemoryAddressing(MemoryModel):
             read = held.at(drawn(log_q, generator) if sample else log_q.argmax(dim=-1))
             return self.likelihood.mean(self.decode(self.readout_prior(read).mean, read))
 
-        return self.again(memory, cue, steps, look)
+        return self.iterate_read(memory, cue, steps, look)
 
     @torch.no_grad()
     def reconstruct(self, images: Images) -> Float[Tensor, "*B T C H W"]:
@@ -475,7 +489,7 @@ class VariationalMemoryAddressing(MemoryModel):
         seen = self.encoder(episode)
         held = Templates(episode, seen)
         read = held.at(self.address_posterior(seen, held).argmax(dim=-1))
-        output = self.decode(self.read(seen, read, None).readout, read)
+        output = self.decode(self.infer(seen, read, None).readout, read)
         pixels = self.likelihood.mean(output)
         return pixels if images.ndim == 5 else pixels[0]
 
@@ -499,7 +513,7 @@ class VariationalMemoryAddressing(MemoryModel):
             key_log_prior=at(addresses, self.address_prior(held, addresses.shape[1])),
         )
 
-    def weighing(self, episode: Episode, generator: torch.Generator | None) -> Weigh:
+    def importance_sampler(self, episode: Episode, generator: Noise) -> LogWeights:
         """ln p(x, z, a | M) - ln q(z, a | x, M), draw by draw."""
         batch, length = episode.shape[:2]
         seen = self.encoder(episode)
@@ -509,14 +523,14 @@ class VariationalMemoryAddressing(MemoryModel):
         def draw() -> PerImage:
             address = drawn(log_q, generator)
             noise = self._noise(batch, length, generator)
-            reading = self.read(seen, held.at(address), noise)
+            reading = self.infer(seen, held.at(address), noise)
             joint = self._joint(episode, held, address, reading.readout)
             log_chance = at(address, log_q) + reading.posterior.log_prob(reading.readout)
             return joint.total - log_chance
 
         return draw
 
-    def left_out(self, images: Images, *, generator: torch.Generator | None = None) -> ElboTerms:
+    def left_out(self, images: Images, *, generator: Noise = None) -> ElboTerms:
         """Each image among the other T - 1 templates: here more than a control. The authors'
         memories do not hold the target, so this is what compares with their 103.6 (Omniglot)."""
         episode = self.as_pixels(images)
@@ -529,7 +543,7 @@ class VariationalMemoryAddressing(MemoryModel):
         terms = self._terms(episode, seen, held, log_q, log_p, True, generator)
         return terms if images.ndim == 5 else terms[0]
 
-    def permuted(self, images: Images, *, generator: torch.Generator | None = None) -> ElboTerms:
+    def permuted(self, images: Images, *, generator: Noise = None) -> ElboTerms:
         """Each image read where its neighbour's q(a) points (a control)."""
         episode = self.as_pixels(images)
         seen = self.encoder(episode)
