@@ -98,9 +98,9 @@ def _coerce(hint: Any, value: Any, where: str) -> Any:
             except UserError:
                 continue
         return _coerce(last, value, where)
-    if is_dataclass(hint) and isinstance(hint, type):
+    if is_dataclass(hint):
         require_mapping(value, where)
-        return _build(hint, value, where)
+        return _build(hint, value, where)  # pyright: ignore[reportArgumentType]
     if origin is Literal:
         if value not in args:
             raise UserError(f"{where} must be one of {', '.join(map(str, args))}, got {value!r}")

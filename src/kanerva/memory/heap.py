@@ -72,6 +72,10 @@ class Memory:
             return cls(maps)
         return cls(maps, torch.stack(owners), max(memory.issued for memory in memories))
 
+    def as_batch(self) -> "Memory":
+        """This memory as a batch of memories."""
+        return self if self.is_batch else Memory.stack([self])
+
     def to(self, device: str | torch.device) -> "Memory":
         return self._apply(lambda tensor: tensor.to(device))
 
