@@ -116,7 +116,7 @@ def test_equal_images_count_as_found():
 
 def test_a_mean_has_its_standard_error():
     values = torch.tensor([1.0, 2.0, 3.0, 6.0])
-    made = baselines.averaged(values)
+    made = baselines.mean_and_error(values)
     assert made["mean"] == 3 and made["se"] == pytest.approx(math.sqrt(14 / 3 / 4))
     assert baselines.clearly_lower({"mean": 2.0, "se": 1.0})
     assert not baselines.clearly_lower({"mean": 1.9, "se": 1.0})
@@ -126,11 +126,11 @@ def test_a_mean_has_its_standard_error():
 def test_shifts_go_four_ways_and_lose_what_leaves():
     image = torch.zeros(200, 1, 9, 9)
     image[..., 4, 4] = 1
-    moved = recall.shifted(image, torch.Generator().manual_seed(0))
+    moved = recall.shift(image, torch.Generator().manual_seed(0))
     places = {tuple(each.nonzero()[0, 1:].tolist()) for each in moved}
     assert places == {(4, 6), (4, 2), (6, 4), (2, 4)}
     corner = torch.ones(40, 1, 2, 2)
-    assert recall.shifted(corner, torch.Generator().manual_seed(0)).sum() == 0
+    assert recall.shift(corner, torch.Generator().manual_seed(0)).sum() == 0
 
 
 def test_recalling_from_another_episode_reads_the_next_episodes_memory(lab: Lab):

@@ -338,7 +338,7 @@ def test_few_shot_measures_every_model(few: Lab):
             gain = row["other"]["mean"] - row["own"]["mean"]
             assert row["gain"]["mean"] == pytest.approx(gain, abs=1e-6)
             assert math.isfinite(gain) and row["gain"]["error"] >= 0
-            assert name != "vae" or gain == 0  # nothing can be told to it
+            assert name != "vae" or gain == 0  # it writes nothing
 
 
 def test_a_model_far_off_does_not_hide_the_others(few: Lab):
@@ -465,6 +465,9 @@ def test_table1_without_records_trains_a_few(lab: Lab, folder: Path):
 
 def test_the_papers_figures_are_those_the_presets_name():
     for name in ("mnist", "omniglot", "fashion_mnist", "cifar10"):
-        figure = table1.printed("kpp-paper", name).removeprefix("≤")
+        figure = table1.format_published("kpp-paper", name).removeprefix("≤")
         assert figure in (PRESETS[name].__doc__ or "") and figure in table1.EXPERIMENT.claim
-    assert table1.printed("vma", "omniglot") == "103.6" and table1.printed("vae", "mnist") == ""
+    assert (
+        table1.format_published("vma", "omniglot") == "103.6"
+        and table1.format_published("vae", "mnist") == ""
+    )

@@ -1,4 +1,4 @@
-"""Figures in prose: made from records, found where they were typed, and told how to make again."""
+"""Figures in prose: made from records, found where typed, and made again by lines of RESULTS."""
 
 import json
 import re
@@ -211,7 +211,7 @@ def config_of(words: list[str]) -> RunConfig:
     return from_dict(RunConfig, options)
 
 
-def told() -> dict[str, set[str]]:
+def hashes_by_record() -> dict[str, set[str]]:
     """For each record that a line names, the hashes of what the lines train or score."""
     named: dict[str, set[str]] = {}
     runs: dict[str, list[str]] = {}
@@ -238,7 +238,7 @@ def told() -> dict[str, set[str]]:
 
 
 def test_every_record_can_be_made_again_by_a_line_of_results():
-    named = told()
+    named = hashes_by_record()
     for path in RECORDS:
         name = f"{path.parent.name}/{path.stem}"
         assert name in named, f"RESULTS.md does not say how to train {name}"

@@ -62,6 +62,7 @@ class Experiment:
     full: str = "minutes on a GPU"
     presets: tuple[str, ...] = ("mnist",)  # of the full protocol, the one that decides first; the
     # quick one has `glyphs`
+    on_every_set: bool = False  # made from records of all data sets, whatever the preset
 
     def conclusion(self, record: dict[str, Any]) -> str:
         """What a record says: a verdict, or of a quick run only what was measured."""

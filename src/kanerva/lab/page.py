@@ -61,7 +61,7 @@ def page(name: str, records: list[dict[str, Any]], pictures: str) -> str:
         images = [f"![{name}]({pictures}/{file})" for file in record["pictures"]]
         found = record["models_found"]
         parts += [
-            f"## {version}, {record['preset']}",
+            f"## {version}" + ("" if about.on_every_set else f", {record['preset']}"),
             f"`{record['command']}`: {record['wall_s']:.0f} s on {record['device']}"
             + (f", {found} models already trained" if found else ""),
             *images,
@@ -86,7 +86,7 @@ def conclude(name: str, records: list[dict[str, Any]]) -> str:
         return "not run yet"
     said = experiment(name).conclusion(records[0])
     on = [record["preset"] for record in records if not record["quick"]]
-    if not on:
+    if not on or experiment(name).on_every_set:  # or the verdict names them itself
         return said
     return f"{said} ({on[0]}{'; also on ' + ', '.join(on[1:]) if on[1:] else ''})"
 

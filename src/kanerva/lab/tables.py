@@ -48,7 +48,7 @@ def sizes(records: list[dict[str, Any]]) -> str:
 
 
 def keys(records: list[dict[str, Any]]) -> str:
-    """What keys are worth: the bound and its memory, then, on n images, the bound again (`own`),
+    """What keys bring: the bound and its memory, then, on n images, the bound again (`own`),
     its controls, familiarity and places."""
     head = (
         "variant,T,floats,bits,bound,KL z,KL y,n,own,left_out,other,zeroed,permuted,AUROC,like/all"

@@ -93,8 +93,8 @@ def measure(model: Kpp, stages: Stages) -> Figures:
         "capacity": full.capacity,
         "written": len(first),
         "freed": len(FREED),
-        "changed_by_malloc": changed(model, first, full, first.handles),
-        "changed_by_free": changed(model, full, freed, freed.handles),
+        "changed_by_malloc": largest_change(model, first, full, first.handles),
+        "changed_by_free": largest_change(model, full, freed, freed.handles),
         "handles_kept": freed.handles == [h for h in full.handles if h not in FREED],
         "refused_when_full": stages.refused,
         "freed_places_taken_again": sum(tuple(p) in places for p in places_of(again, new).tolist()),
@@ -171,7 +171,7 @@ def places_of(memory: Memory, handles: list[int]) -> Tensor:
     return memory.places[[memory.handles.index(handle) for handle in handles]]
 
 
-def changed(model: Kpp, before: Memory, after: Memory, handles: list[int]) -> float:
+def largest_change(model: Kpp, before: Memory, after: Memory, handles: list[int]) -> float:
     """The largest change of any number in the blocks of these handles."""
     keys = as_normal(places_of(after, handles))[None]
     was, now = (model.placer.read(memory.map[None], keys) for memory in (before, after))

@@ -126,7 +126,7 @@ def mean_square_error(
     return (pictures - images).square().flatten(-3).mean(dim=-1)
 
 
-def averaged(values: Float[Tensor, "n"]) -> dict[str, float]:  # noqa: F821
+def mean_and_error(values: Float[Tensor, "n"]) -> dict[str, float]:  # noqa: F821
     """A mean and its standard error."""
     spread = values.double().std().item() if len(values) > 1 else math.nan
     return {"mean": values.double().mean().item(), "se": spread / math.sqrt(len(values))}

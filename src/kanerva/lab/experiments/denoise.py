@@ -1,16 +1,21 @@
 """Fig. 6, right: noisy images cleaned by reading a memory that was written clean, ten times."""
 
+from dataclasses import dataclass
+from functools import partial
+
 import torch
+from jaxtyping import Float
 from matplotlib.figure import Figure
+from torch import Tensor
 
 from kanerva.evaluation.noise import NOISES, make_cue
 from kanerva.lab.experiments.baselines import (
     COLOURS,
-    averaged,
     canvas,
     clearly_lower,
     gallery,
     legend_below,
+    mean_and_error,
     mean_square_error,
     median_filter,
     nearest_is_own,
@@ -18,6 +23,7 @@ from kanerva.lab.experiments.baselines import (
     style_axes,
 )
 from kanerva.lab.harness import Experiment, Figures, Finding, Lab, Pixels
+from kanerva.models import MemoryModel
 
 CUES = (*NOISES, "clean")  # the last: what a read costs by itself
 MEMORIES = {"kpp": 600, "kpp-paper": 400, "dkm": 400}  # and the steps of their quick trainings
@@ -28,60 +34,80 @@ STEPS, DRAWN = 10, 6
 @torch.no_grad()
 def run(lab: Lab) -> Finding:
     images = lab.images(lab.pick(128, 1024))
-    cues = {name: make_cue(name, images, lab.noise("denoise", name)) for name in CUES}
     vae = lab.trained("vae", steps=400)
-    pictures: dict[str, dict[str, Pixels]] = {}  # by noise and by what is drawn
+    models = {name: lab.trained(name, steps=steps) for name, steps in MEMORIES.items()}
     figures: Figures = {
         "images": len(images),
         "steps": STEPS,
         "binary": bool(((images == 0) | (images == 1)).all()),
         "length": {name: lab.config(name).episode_length for name in MEMORIES},
-        "error": {name: {} for name in CUES},
-        "another_memory": {name: {} for name in CUES},
-        "found": {name: {} for name in CUES},
-        "lower": {name: {} for name in NOISES},
+        "error": {},
+        "another_memory": {},
+        "found": {},
+        "lower": {},
     }
-    models = {name: lab.trained(name, steps=steps) for name, steps in MEMORIES.items()}
-    for noise, cue in cues.items():
+    pictures: dict[str, dict[str, Pixels]] = {}  # by noise and by what is drawn
+    for noise in CUES:
+        cue = make_cue(noise, images, lab.noise("denoise", noise))
         made = {
             "cue": cue[None],
             "vae": vae.reconstruct(cue)[None],
             "median 3x3": median_filter(cue)[None],
         }
-        for name, model in models.items():
-            chance, length = lab.noise("denoise", name, "write"), figures["length"][name]
-            steps = recall_every_step(model, images, cue, length, steps=STEPS, noise=chance)
-            made[name] = steps
-            right = nearest_is_own(
-                *(each.unflatten(0, (-1, length)) for each in (steps[-1], images))
-            )
-            figures["found"][noise][name] = right.float().mean().item()
-            other = recall_every_step(
-                model, images, cue, length, steps=STEPS, noise=chance, other_episode=True
-            )
-            error = averaged(mean_square_error(other[-1], images))
-            figures["another_memory"][noise][name] = error
+        read = {
+            name: read_memory(lab, name, model, images, cue, figures["length"][name])
+            for name, model in models.items()
+        }
+        made |= {name: one.steps for name, one in read.items()}
+        figures["found"][noise] = {name: one.found for name, one in read.items()}
+        figures["another_memory"][noise] = {name: one.another for name, one in read.items()}
         errors = {name: mean_square_error(steps, images) for name, steps in made.items()}
-        for name, error in errors.items():
-            figures["error"][noise][name] = [averaged(step) for step in error]
+        figures["error"][noise] = {
+            name: [mean_and_error(step) for step in error] for name, error in errors.items()
+        }
         if noise in NOISES:  # by how much kpp is lower, image for image
             figures["lower"][noise] = {
-                name: averaged(errors[name][-1] - errors["kpp"][-1])
+                name: mean_and_error(errors[name][-1] - errors["kpp"][-1])
                 for name in ("cue", *RIVALS, "kpp-paper", "dkm")
             }
-            pictures[noise] = {"clean": images} | {
-                label: made[name][step]
-                for label, name, step in (
-                    ("noisy", "cue", 0),
-                    ("kpp, step 1", "kpp", 0),
-                    (f"kpp, step {STEPS}", "kpp", -1),
-                    ("kpp-paper", "kpp-paper", -1),
-                    ("dkm", "dkm", -1),
-                    ("vae", "vae", 0),
-                    ("median 3x3", "median 3x3", 0),
-                )
-            }
+            pictures[noise] = {"clean": images} | choose_pictures(made)
     return Finding(figures, table(figures), {"": draw(figures, pictures)})
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a memory gives back of noisy cues."""
+
+    steps: Float[Tensor, "S n C H W"]
+    found: float  # share of images whose nearest written image is their own, after the last step
+    another: dict[str, float]  # the error in a memory that does not hold the image
+
+
+def read_memory(
+    lab: Lab, name: str, model: MemoryModel, images: Pixels, cue: Pixels, length: int
+) -> Reading:
+    """Write clean images, read from noisy cues; then read in the memory of another episode."""
+    noise = lab.noise("denoise", name, "write")
+    read = partial(recall_every_step, model, images, cue, length, steps=STEPS, noise=noise)
+    steps = read()
+    pictures, written = (each.unflatten(0, (-1, length)) for each in (steps[-1], images))
+    found = nearest_is_own(pictures, written).float().mean().item()
+    other = read(other_episode=True)[-1]
+    return Reading(steps, found, mean_and_error(mean_square_error(other, images)))
+
+
+def choose_pictures(made: dict[str, Float[Tensor, "_ n C H W"]]) -> dict[str, Pixels]:
+    """Rows of the picture: the cue, kpp's first and last step, and what others end with."""
+    chosen = {
+        "noisy": ("cue", 0),
+        "kpp, step 1": ("kpp", 0),
+        f"kpp, step {STEPS}": ("kpp", -1),
+        "kpp-paper": ("kpp-paper", -1),
+        "dkm": ("dkm", -1),
+        "vae": ("vae", 0),
+        "median 3x3": ("median 3x3", 0),
+    }
+    return {label: made[name][step] for label, (name, step) in chosen.items()}
 
 
 # In words
@@ -151,8 +177,8 @@ def verdict(figures: Figures) -> str:
     holds = len(cleaned) == len(NOISES) and len(best) >= 2
     words = [
         f"The bar (every noise lowered, rivals beaten on two) is {'' if holds else 'NOT '}reached:",
-        f"after {figures['steps']} steps kpp lowers the error for {listed(cleaned)},",
-        f"and beats both the VAE and the median filter for {listed(best)}.",
+        f"after {figures['steps']} steps kpp lowers the error for {list_noises(cleaned)},",
+        f"and beats both the VAE and the median filter for {list_noises(best)}.",
     ]
     floor = figures["error"]["clean"]["kpp"][-1]["mean"]
     for noise in NOISES:
@@ -170,7 +196,7 @@ def verdict(figures: Figures) -> str:
     return " ".join(words)
 
 
-def listed(names: list[str]) -> str:
+def list_noises(names: list[str]) -> str:
     return f"{len(names)} of {len(NOISES)} noises" + (f" ({', '.join(names)})" if names else "")
 
 

@@ -15,6 +15,7 @@ from kanerva.lab.experiments.sweep import (
     seeds_of,
     train_and_score,
     two_panels,
+    within_published,
 )
 from kanerva.lab.harness import Experiment, Figures, Finding, Lab
 from kanerva.lab.paper_figures import EPISODE_LENGTH_STD
@@ -44,12 +45,10 @@ def summarize(figures: Figures) -> str:
 
 def verdict(figures: Figures) -> str:
     """Does T matter? By the deviation and the trend of the means."""
-    paper = figures["over_T"]["kpp-paper"]
-    holds = paper["std"] <= max(EPISODE_LENGTH_STD, paper["seed_std"] or 0.0)
     claim = (
         f"As in the paper, T does not matter to kpp-paper (std at most {EPISODE_LENGTH_STD}, or "
         "that of seeds)"
-        if holds
+        if within_published(figures["over_T"]["kpp-paper"], EPISODE_LENGTH_STD)
         else f"T matters more to kpp-paper than the paper's {EPISODE_LENGTH_STD} nats: the claim "
         "does NOT hold"
     )

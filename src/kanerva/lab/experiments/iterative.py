@@ -9,11 +9,11 @@ from torch import Tensor
 
 from kanerva.lab.experiments.baselines import (
     COLOURS,
-    averaged,
     canvas,
     clearly_lower,
     gallery,
     legend_below,
+    mean_and_error,
     squared_distances,
     style_axes,
 )
@@ -104,13 +104,14 @@ def run(lab: Lab) -> Finding:
             "variant": variant,
             "length": length,
             "images": first.shape[0] * first.shape[1],
-            "written": {measure: averaged(own[measure][0]) for measure in GAINS},
+            "written": {measure: mean_and_error(own[measure][0]) for measure in GAINS},
             "copies": copies(steps[-1], again[0]),
             "spread": [spread(pictures) for pictures in steps],
             "gain": {  # of the last step over the first picture, image for image
-                measure: averaged(values[measure][0] - values[measure][-1]) for measure in GAINS
+                measure: mean_and_error(values[measure][0] - values[measure][-1])
+                for measure in GAINS
             },
-        } | {measure: [averaged(step) for step in values[measure]] for measure in MEASURES}
+        } | {measure: [mean_and_error(step) for step in values[measure]] for measure in MEASURES}
         pictures[name] = steps[:, 0, :DRAWN].transpose(0, 1)
     return Finding(figures, table(figures), {"": draw(figures, pictures)})
 

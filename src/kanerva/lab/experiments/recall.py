@@ -22,6 +22,7 @@ from kanerva.lab.experiments.baselines import (
 )
 from kanerva.lab.harness import Experiment, Figures, Finding, Lab, Pixels
 from kanerva.models import Kpp, MemoryModel
+from kanerva.shapes import Episode
 
 CUES = {
     "lower_half_hidden": "lower half hidden",
@@ -35,7 +36,7 @@ SYSTEMS = ("kpp", "kpp-small", "dkm", "dkm, 1 step", "hopfield", "hopfield 0/1",
 DRAWN = 8
 
 
-def shifted(images: Pixels, generator: torch.Generator, pixels: int = SHIFT) -> Pixels:
+def shift(images: Pixels, generator: torch.Generator, pixels: int = SHIFT) -> Pixels:
     """Each image moved right, left, down or up, at random; what enters is black, what leaves is
     lost."""
     height, width = images.shape[-2:]
@@ -51,7 +52,7 @@ def shifted(images: Pixels, generator: torch.Generator, pixels: int = SHIFT) -> 
 
 def make_cue(name: str, images: Pixels, generator: torch.Generator) -> Pixels:
     if name == "shifted":
-        return shifted(images, generator)
+        return shift(images, generator)
     return noise.make_cue(name, images, generator)
 
 
@@ -90,23 +91,9 @@ def run(lab: Lab) -> Finding:
     pictures: dict[str, dict[str, Pixels]] = {}
     for cue in CUES:
         cues = make_cue(cue, images, lab.noise("recall", cue))
-        seen = noise.observed(cue, images)
         for length in lengths:
+            made = recall_by_all(lab, cue, models, images, cues, length, steps)
             written, asked = (each.unflatten(0, (-1, length)) for each in (images, cues))
-            visible = None if seen is None else seen.unflatten(0, (-1, length))
-            made = {"nearest": nearest(written, asked, visible)}
-            for name, signed in (("hopfield", True), ("hopfield 0/1", False)):
-                made[name] = hopfield(
-                    written, asked, beta=BETA, steps=steps, signed=signed, observed=visible
-                )
-            for name, model in models.items():
-                chance = lab.noise("recall", cue, length, name)
-                every = recall_every_step(
-                    model, images, cues, length, steps=steps, noise=chance, observed=seen
-                ).unflatten(1, (-1, length))
-                made[name] = every[-1]
-                if name == "dkm":
-                    made["dkm, 1 step"] = every[0]
             for name in SYSTEMS:
                 share = nearest_is_own(made[name], written).float().mean().item()
                 figures["share"][cue][name].append(share)
@@ -114,6 +101,35 @@ def run(lab: Lab) -> Finding:
                 rows = {"written": written, "cue": asked} | {name: made[name] for name in SYSTEMS}
                 pictures[cue] = {name: each[0, :DRAWN] for name, each in rows.items()}
     return Finding(figures, table(figures), {"": draw(figures, pictures)})
+
+
+def recall_by_all(
+    lab: Lab,
+    cue: str,
+    models: dict[str, MemoryModel],
+    images: Pixels,
+    cues: Pixels,
+    length: int,
+    steps: int,
+) -> dict[str, Episode]:
+    """What every system gives back of images in episodes of that length."""
+    seen = noise.observed(cue, images)
+    visible = None if seen is None else seen.unflatten(0, (-1, length))
+    written, asked = (each.unflatten(0, (-1, length)) for each in (images, cues))
+    made = {"nearest": nearest(written, asked, visible)}
+    for name, signed in (("hopfield", True), ("hopfield 0/1", False)):
+        made[name] = hopfield(
+            written, asked, beta=BETA, steps=steps, signed=signed, observed=visible
+        )
+    for name, model in models.items():
+        chance = lab.noise("recall", cue, length, name)
+        every = recall_every_step(
+            model, images, cues, length, steps=steps, noise=chance, observed=seen
+        ).unflatten(1, (-1, length))
+        made[name] = every[-1]
+        if name == "dkm":
+            made["dkm, 1 step"] = every[0]
+    return made
 
 
 # In words

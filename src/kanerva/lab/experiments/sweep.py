@@ -188,6 +188,11 @@ def over_values(entries: list[dict[str, Any]], term: str) -> dict[str, Any]:
     }
 
 
+def within_published(found: dict[str, Any], published: float) -> bool:
+    """Whether a variation is no more than the paper's, or than another training makes by itself."""
+    return found["std"] <= max(published, found["seed_std"] or 0.0)
+
+
 # Words
 
 

@@ -42,6 +42,11 @@ ROWS: dict[str, tuple[str, str, tuple[str | None, ...]]] = {  # row: label, mode
     "vae": ("VAE", "vae", (None,)),
 }
 SCORES = ("bound", "paper_style")
+LOOKS = {  # of a figure in the picture, by whose it is
+    "paper": {"color": "black"},
+    "bound": {"color": "#1b6ca8", "weight": "bold"},
+    "paper_style": {"color": "#777777"},
+}
 NOTHING = "No record of ours on a data set of the paper's: nothing to compare."
 Cells = dict[str, dict[str, Any]]  # by data set and by row
 
@@ -212,7 +217,7 @@ def format_cells(cells: Cells, trained_here: bool) -> list[str]:
                 text += f"{len(ours['seeds']):>6}{ours['T']:>5}{ours['floats_per_image']:>8.4g}"
             else:
                 text += " " * 41
-            text += f"{printed(row, name):>10}"
+            text += f"{format_published(row, name):>10}"
             text += "".join(f"{pm(ours[how]) if ours else '':>14}" for how in SCORES)
             lines.append(text.rstrip())
             if ours and ours["with_memory_kl"]:
@@ -232,7 +237,7 @@ def format_cells(cells: Cells, trained_here: bool) -> list[str]:
     return lines
 
 
-def printed(row: str, name: str) -> str:
+def format_published(row: str, name: str) -> str:
     """A figure of the paper's as it stands there."""
     paper = TABLE1.get(row, {}).get(name)
     if paper is None:
@@ -268,22 +273,11 @@ def draw(cells: Cells) -> Figure:
         axes.text(-2.5 / 0.95, down, _label(cells, row), va="center", fontsize=10)
         for across, (name, how) in enumerate(columns):
             ours = cells[name].get(row)
-            if how == "paper":
-                text = printed(row, name)
-            else:
-                text = "" if ours is None else pm(ours[how])
-            weight = "bold" if how == "bound" else "normal"
-            colour = "#1b6ca8" if how == "bound" else "black" if how == "paper" else "#777777"
-            axes.text(
-                across + 0.5,
-                down,
-                text,
-                ha="center",
-                va="center",
-                fontsize=9 if "±" not in text else 7.5,
-                weight=weight,
-                color=colour,
-            )
+            published = format_published(row, name)
+            text = published if how == "paper" else "" if ours is None else pm(ours[how])
+            size = 9 if "±" not in text else 7.5
+            look = {"ha": "center", "va": "center", "fontsize": size, **LOOKS[how]}
+            axes.text(across + 0.5, down, text, **look)
     axes.text(
         -2.5 / 0.95,
         len(shown) + 0.3,
@@ -360,4 +354,5 @@ EXPERIMENT = Experiment(
     quick="seconds, from records, else 3 min",
     full="seconds, from records",
     presets=("mnist",),
+    on_every_set=True,
 )
