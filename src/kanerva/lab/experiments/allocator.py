@@ -148,7 +148,7 @@ def summarize(figures: Figures) -> str:
     """What malloc and free change, and how well held and freed images are known."""
     change = max(figures["changed_by_malloc"], figures["changed_by_free"])
     return (
-        f"malloc and free change a held block by {change:.1e} at most; familiarity of held images "
+        f"malloc and free change a held block by {change:.2g} at most; familiarity of held images "
         f"{figures['familiarity_held']:.0f} nats, of freed ones {figures['familiarity_freed']:.0f}."
     )
 

@@ -88,7 +88,7 @@ def summarize(figures: Figures) -> str:
     left, top, right, bottom = figures["region_pixels"]
     return (
         f"the window selects columns {left:.1f} to {right:.1f} and rows {top:.1f} to {bottom:.1f} "
-        f"of {SIDE}; our read differs from grid_sample by {figures['against_grid_sample']:.1e} at "
+        f"of {SIDE}; our read differs from grid_sample by {figures['against_grid_sample']:.2g} at "
         "most."
     )
 
