@@ -63,7 +63,7 @@ def page(name: str, records: list[dict[str, Any]], pictures: str) -> str:
         parts += [
             f"## {version}" + ("" if about.on_every_set else f", {record['preset']}"),
             f"`{record['command']}`: {record['wall_s']:.0f} s on {record['device']}"
-            + (f", {found} model{'s'[: found > 1]} already trained" if found else ""),
+            + (f", {found} model{'s' if found > 1 else ''} already trained" if found else ""),
             *images,
             "```text\n" + "\n".join(record["lines"]) + "\n```",
             f"**{'Measured' if record['quick'] else 'Verdict'}.** {about.conclusion(record)}",
