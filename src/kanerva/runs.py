@@ -1,4 +1,4 @@
-"""A run folder: its config, its data, and what it says while it trains."""
+"""A run folder: its config, its lock, and what a run reports while it trains."""
 
 import csv
 import io
@@ -10,55 +10,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
 import yaml
 from tqdm import tqdm
 
-from kanerva import data
 from kanerva.config import RunConfig, flatten, run_from_dict, to_dict
+from kanerva.data.splits import fixed_episodes as fixed_episodes
+from kanerva.data.splits import load_split as load_split  # until all import it from there
 from kanerva.errors import UserError
 
 COLUMNS = [
     "step", "epoch", "split", "nll", "recon", "kl_z", "kl_y",
     "lr", "grad_norm", "images_per_s", "skipped",
 ]  # fmt: skip
-
-
-def load_split(config: RunConfig, split: str, root: Path | None) -> data.ImageSet:
-    """One split of a run's data, checked against the image size its model is built for."""
-    name, shape = config.data.set, config.model.image
-    options: dict[str, Any] = {"crop": config.data.crop}
-    if "size" in data.info(name).options:  # its images are made to fit
-        if config.data.folder is None:
-            raise UserError(f"the {name} set needs --data.folder: a folder of image files")
-        options["folder"], options["channels"] = Path(config.data.folder), shape[0]
-        options["size"] = shape[1:]
-    images = data.load(name, split, root, **options)
-    if images.image_shape != shape:
-        raise UserError(
-            f"{name} images are {images.image_shape}, but the model is configured for image={shape}"
-        )
-    if config.data.binarization == "none" and config.model.likelihood == "bernoulli":
-        raise UserError("a Bernoulli likelihood needs data.binarization other than none")
-    return images
-
-
-def fixed_episodes(
-    config: RunConfig,
-    images: data.ImageSet,
-    device: torch.device,
-    binarization: data.Binarization | None = None,
-) -> data.FixedEpisodes:
-    """The episodes a run is scored on: its own T and, unless told otherwise, its own pixels."""
-    return data.FixedEpisodes(
-        images,
-        episode_length=config.episode_length,
-        binarization=binarization or config.data.binarization,
-        device=device,
-    )
-
-
-# The run folder
 
 
 def read_run_config(run: Path) -> RunConfig:
