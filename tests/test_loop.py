@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from kanerva.config import RunConfig
 from kanerva.errors import NumbersWentBad, UserError
-from kanerva.presets import preset
+from kanerva.presets import preset, with_options
 from kanerva.training import loop
 from kanerva.training.loop import train
 
@@ -62,13 +62,18 @@ def test_kpp_learns_and_resumes_to_the_same_weights(tmp_path: Path, mnist_root: 
     what grey levels are measured by is taken once."""
     grey = variant == "grey"
     start = preset("fashion_mnist") if grey else preset("mnist", variant=variant)
+    near = {"near_width": 8} if grey else {}
+    model = with_options(
+        start.model,
+        encoder={"width": 8, "depth": 1},
+        memory={"noise": 0.1},
+        decoder={"base": 16, "depth": 1} | near,
+        readout={"prior_width": 8},
+    )
     config = replace(
         start,
+        model=model,
         data=replace(start.data, set="mnist"),
-        encoder=replace(start.encoder, width=8, depth=1),
-        memory=replace(start.memory, noise=0.1),
-        decoder=replace(start.decoder, base=16, depth=1, near_width=8, near_depth=1),
-        readout=replace(start.readout, prior_width=8),
         episode_length=8,
         batch=4,
         steps=24,
@@ -220,7 +225,7 @@ def test_input_is_checked_before_anything_is_written(
     for config, message in (
         (replace(small_run, episode_length=500), "episode_length=500 is larger than the data"),
         (replace(small_run, batch=100), "batch"),
-        (replace(small_run, image=(1, 8, 8)), r"image=\(1, 8, 8\)"),
+        (replace(small_run, model=replace(small_run.model, image=(1, 8, 8))), r"image=\(1, 8, 8\)"),
     ):
         with pytest.raises(UserError, match=message):
             train(config, run, data_root=mnist_root)
