@@ -17,7 +17,6 @@ p(z | M, y), p(x | z), and sees an episode through M only.
 
 from dataclasses import replace
 from math import ceil
-from typing import Self
 
 import torch
 from jaxtyping import Float
@@ -368,7 +367,7 @@ class Kpp(KppNetworks):
             )
         return maps
 
-    def resized(self, config: KppConfig) -> Self:
+    def resized(self, config: KppConfig) -> "Kpp":
         """The same weights with a memory of another size: blocks stay as they are, so any grid of
         such cells will do."""
         other = type(self)(config)
