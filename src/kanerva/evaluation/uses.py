@@ -127,11 +127,6 @@ def generation(model: Kpp, episodes: FixedEpisodes, images: int) -> dict[str, fl
 def nearest_is_held(
     model: Kpp, memory: Memory, keys: Float[Tensor, "B T 2"]
 ) -> Bool[Tensor, "B T"]:
-    """Whether the place nearest to a key holds a block."""
-    assert memory.slots is not None
-    owners, points = memory.slots.owners, memory.slots.points
-    if model.placer.grid is not None:
-        return owners.gather(1, model.placer.grid.cell_of(as_uniform(keys))) >= 0
-    reach = model.placer.block[0] / model.config.memory.size
-    apart = (as_uniform(keys)[:, :, None] - points[:, None]).abs().amax(-1)
-    return (apart.masked_fill((owners < 0)[:, None], torch.inf) < reach).any(-1)
+    """Whether the cell that a key falls into holds a block."""
+    cells = model.placement.grid.cell_of(as_uniform(keys))
+    return memory.require_slots().gather(1, cells) >= 0
