@@ -97,7 +97,7 @@ def generation(model: Kpp, episodes: FixedEpisodes, images: int) -> dict[str, fl
         keys = as_normal(memory.places)
         random = torch.randn(*keys.shape[:1], length, 2, generator=noise, device=keys.device)
         drawn = model.generate_at(memory, random, generator=noise)
-        on_block = nearest_is_held(model, memory, random)
+        on_block = nearest_is_held(memory, random)
         pictures = {
             "recalled": model.reconstruct(written),
             "held": drawn[on_block],
@@ -124,9 +124,7 @@ def generation(model: Kpp, episodes: FixedEpisodes, images: int) -> dict[str, fl
     return {"n": len(others) * episodes.episode_length} | means
 
 
-def nearest_is_held(
-    model: Kpp, memory: Memory, keys: Float[Tensor, "B T 2"]
-) -> Bool[Tensor, "B T"]:
+def nearest_is_held(memory: Memory, keys: Float[Tensor, "B T 2"]) -> Bool[Tensor, "B T"]:
     """Whether the cell that a key falls into holds a block."""
-    cells = model.placement.grid.cell_of(as_uniform(keys))
+    cells = memory.grid.cell_of(as_uniform(keys))
     return memory.require_slots().gather(1, cells) >= 0
