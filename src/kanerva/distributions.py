@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -139,6 +139,7 @@ class PointMass:
         return self.mean.new_zeros(self.mean.shape[:2])
 
 
+@runtime_checkable
 class ReadDistribution(Protocol):
     """p(z | M, y), whatever a model reads."""
 

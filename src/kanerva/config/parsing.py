@@ -69,7 +69,8 @@ def unknown_option(cls: type[ModelConfig], option: str, where: str = "") -> User
     if users:
         return UserError(f"{start}{cls.name} does not use {option} ({', '.join(users)} do)")
     near = get_close_matches(option, own, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(own)}"
+    groups = dict.fromkeys(name.split(".")[0] for name in own)
+    hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(groups)}"
     return UserError(f"{start}unknown option {option!r}; {hint}")
 
 

@@ -1,7 +1,9 @@
 """What experiments share: models trained once and kept, images, records, pictures.
 
 An experiment is a function from a `Lab` to a `Finding`. It asks the lab for trained models and
-images, and gives back figures, their table as text, a verdict in words, and pictures.
+images, and gives back figures, their table as text, and pictures. A record keeps these. What they
+mean for the claim is worked out from the figures whenever a record is read, and never stored: a
+record does not go stale when the wording or the threshold of a verdict is corrected.
 """
 
 import sys
@@ -31,6 +33,7 @@ from kanerva.training.checkpoint import read_state
 from kanerva.training.loop import train
 
 Pixels = Float[Tensor, "n C H W"]
+Figures = dict[str, Any]  # plain JSON
 QUICK_STEPS = 600  # of each model that a quick version trains, unless it says otherwise
 
 
@@ -38,9 +41,8 @@ QUICK_STEPS = 600  # of each model that a quick version trains, unless it says o
 class Finding:
     """What an experiment found."""
 
-    figures: dict[str, Any]  # plain JSON: every number of the table, the verdict and the picture
+    figures: Figures  # every number of the table, the verdict and the picture
     lines: list[str]  # the same as a table of text, at most 110 characters wide
-    verdict: str  # a sentence or two, made from the figures: does the claim hold?
     pictures: dict[str, Image.Image | Figure] = field(default_factory=dict)  # "": NAME.png
     films: dict[str, list[Image.Image]] = field(default_factory=dict)  # "": NAME.gif
 
@@ -54,9 +56,19 @@ class Experiment:
     shows: str  # a few words, for `reproduce --list`
     claim: str  # what the paper says, or what we set out to see
     run: Callable[["Lab"], Finding]
+    summary: Callable[[Figures], str]  # what was measured, and no word on the claim
+    verdict: Callable[[Figures], str]  # does the claim hold? For full protocols only
     quick: str = "about 2 min on two cores"
     full: str = "minutes on a GPU"
-    presets: tuple[str, ...] = ("mnist",)  # of the full protocol; the quick one has `glyphs`
+    presets: tuple[str, ...] = ("mnist",)  # of the full protocol, the one that decides first; the
+    # quick one has `glyphs`
+    on_every_set: bool = False  # made from records of all data sets, whatever the preset
+
+    def conclusion(self, record: dict[str, Any]) -> str:
+        """What a record says: a verdict, or of a quick run only what was measured."""
+        if record["quick"]:
+            return f"quick run, decides nothing: {self.summary(record['figures'])}"
+        return self.verdict(record["figures"])
 
 
 class Lab:
@@ -203,7 +215,7 @@ def perform(experiment: Experiment, lab: Lab, out: Path, command: str) -> dict[s
     """Run it; write OUT/NAME.json and its pictures; give back the record."""
     began = time.monotonic()
     finding = experiment.run(lab)
-    name = stem(experiment.name, lab.preset, lab.quick)
+    name = file_stem(experiment.name, lab.preset, lab.quick)
     files = save_pictures(finding, out, name)
     record = {
         "schema": 1,
@@ -216,7 +228,6 @@ def perform(experiment: Experiment, lab: Lab, out: Path, command: str) -> dict[s
         "seed": lab.seed,
         "figures": finding.figures,
         "lines": finding.lines,
-        "verdict": finding.verdict,
         "pictures": files,
         "wall_s": round(time.monotonic() - began, 1),
         "models_found": len(lab.found),
@@ -229,8 +240,8 @@ def perform(experiment: Experiment, lab: Lab, out: Path, command: str) -> dict[s
     return record
 
 
-def stem(name: str, preset_name: str, quick: bool) -> str:
-    """What an experiment's files are called."""
+def file_stem(name: str, preset_name: str, quick: bool) -> str:
+    """What an experiment's files are called, less their ending."""
     return f"{name}-quick" if quick else f"{name}-{preset_name}"
 
 
@@ -256,8 +267,8 @@ def save_pictures(finding: Finding, out: Path, name: str) -> list[str]:
     return files
 
 
-def told(record: dict[str, Any]) -> str:
-    """A record in words: claim, figures, verdict."""
+def describe(experiment: Experiment, record: dict[str, Any]) -> str:
+    """A record in words: claim, figures, conclusion."""
     version = "quick version" if record["quick"] else "full protocol"
     lines = [
         f"{record['name']} ({record['paper']}), {version} on {record['preset']}",
@@ -265,6 +276,6 @@ def told(record: dict[str, Any]) -> str:
         "",
         *record["lines"],
         "",
-        f"verdict: {record['verdict']}",
+        f"{'measured' if record['quick'] else 'verdict'}: {experiment.conclusion(record)}",
     ]
     return "\n".join(lines)

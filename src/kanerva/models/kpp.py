@@ -16,7 +16,6 @@ p(z | M, y), p(x | z), and sees an episode through M only.
 """
 
 from dataclasses import replace
-from typing import Self
 
 import torch
 from jaxtyping import Float
@@ -306,7 +305,7 @@ class Kpp(KppNetworks):
             )
         return maps
 
-    def resized(self, config: ModelConfig) -> Self:
+    def resized(self, config: ModelConfig) -> "Kpp":
         """The same weights with a memory of another size: blocks stay as they are, so any grid of
         such cells will do."""
         assert isinstance(config, KppConfig)
