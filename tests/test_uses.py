@@ -19,9 +19,9 @@ from kanerva.data import FixedEpisodes, ImageSet
 from kanerva.distributions import as_normal
 from kanerva.evaluation.uses import (
     auroc,
-    familiarity,
-    generation,
-    like_beside_like,
+    measure_familiarity,
+    measure_generation,
+    measure_places,
     nearest_is_held,
 )
 from kanerva.memory.heap import Memory
@@ -103,23 +103,23 @@ def test_places_by_class_are_nearer_within_a_class(
         return torch.tensor(kind).view(images.shape[:2])[..., None].expand(-1, -1, 2) / 4.0
 
     with_places(model, monkeypatch, by_class)
-    found = like_beside_like(model, episodes, 40)
+    found = measure_places(model, episodes, 40)
     assert found is not None and found["within_class"] == 0 and found["ratio"] == 0
 
     def at_random(images: Tensor) -> Tensor:
         return torch.rand(*images.shape[:2], 2)
 
     with_places(model, monkeypatch, at_random)
-    found = like_beside_like(model, episodes, 40)
+    found = measure_places(model, episodes, 40)
     assert found is not None and found["ratio"] == pytest.approx(1.0, abs=0.25)
 
 
 def test_dealt_cells_and_unlabelled_sets_have_no_ratio(heap: KppConfig, episodes: FixedEpisodes):
-    assert like_beside_like(Kpp(dealt(heap, 16)).eval(), episodes, 8) is None
+    assert measure_places(Kpp(dealt(heap, 16)).eval(), episodes, 8) is None
     plain = FixedEpisodes(
         replace(episodes.image_set, labels=None), episode_length=8, binarization="sample"
     )
-    assert like_beside_like(Kpp(heap).eval(), plain, 8) is None
+    assert measure_places(Kpp(heap).eval(), plain, 8) is None
 
 
 def test_familiarity_compares_each_episode_with_strangers(
@@ -139,11 +139,11 @@ def test_familiarity_compares_each_episode_with_strangers(
 
     monkeypatch.setattr(model, "write", remember)
     monkeypatch.setattr(model, "familiarity", known)
-    found = familiarity(model, episodes, 40)
+    found = measure_familiarity(model, episodes, 40)
     assert found is not None and found["auroc"] == 1.0
     assert found["n_written"] == found["n_unwritten"] == 40
     lone = FixedEpisodes(episodes.image_set, episode_length=40, binarization="sample")
-    assert familiarity(model, lone, 40) is None
+    assert measure_familiarity(model, lone, 40) is None
 
 
 def test_replay_is_near_and_grey_is_grey(
@@ -170,7 +170,7 @@ def test_replay_is_near_and_grey_is_grey(
     monkeypatch.setattr(
         model, "generate", lambda memory, count, generator: torch.zeros_like(shown[-1])
     )
-    found = generation(model, episodes, 40)
+    found = measure_generation(model, episodes, 40)
     assert found is not None and found["n"] == 40
     for place in ("held", "free"):
         assert found[f"{place}_nearest"] == pytest.approx(0, abs=2e-3)  # cdist rounds
@@ -182,7 +182,7 @@ def test_replay_is_near_and_grey_is_grey(
 
 
 def test_a_full_memory_has_no_free_places_to_sample_at(heap: KppConfig, episodes: FixedEpisodes):
-    found = generation(Kpp(dealt(heap, 8)).eval(), episodes, 40)
+    found = measure_generation(Kpp(dealt(heap, 8)).eval(), episodes, 40)
     assert found is not None and "held_nearest" in found and "free_nearest" not in found
     assert all(value == value for value in found.values())  # no NaN
 
@@ -191,9 +191,9 @@ def test_a_full_memory_has_no_free_places_to_sample_at(heap: KppConfig, episodes
 def test_a_key_falls_on_a_block_or_beside_it(heap: KppConfig, placement: str):
     model = Kpp(heap if placement == "transport" else dealt(heap, 16)).eval()
     held = model.write(torch.bernoulli(torch.full((2, 5, 1, 8, 8), 0.5)))
-    assert nearest_is_held(model, held, as_normal(held.places)).all()
-    assert not nearest_is_held(model, model.empty(2), as_normal(held.places)).any()
+    assert nearest_is_held(held, as_normal(held.places)).all()
+    assert not nearest_is_held(model.empty(2), as_normal(held.places)).any()
     owners = held.require_slots()
     free = [(row < 0).nonzero()[:3, 0] for row in owners]
     beside = held.grid.centres()[torch.stack(free)]
-    assert not nearest_is_held(model, held, as_normal(beside)).any()
+    assert not nearest_is_held(held, as_normal(beside)).any()

@@ -9,9 +9,9 @@ record does not go stale when the wording or the threshold of a verdict is corre
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Float, Int
@@ -20,14 +20,15 @@ from PIL import Image
 from torch import Tensor
 
 from kanerva import data
-from kanerva.config import RunConfig
+from kanerva.config import KppConfig, ModelConfig, RunConfig
 from kanerva.data import ImageSet
+from kanerva.data.splits import load_split
 from kanerva.errors import UserError
 from kanerva.evaluation.record import write_record
-from kanerva.models import MemoryModel, load
+from kanerva.models.base import MemoryModel
+from kanerva.models.loading import load
 from kanerva.presets import preset
 from kanerva.provenance import commit, device_name, versions
-from kanerva.runs import load_split
 from kanerva.seeding import stream
 from kanerva.training.checkpoint import read_state
 from kanerva.training.loop import train
@@ -115,16 +116,17 @@ class Lab:
         **parts: Any,
     ) -> RunConfig:
         """The run a preset names, shortened to `steps` in the quick version. `parts` replace
-        fields: `episode_length=8`, or a dict of a part's fields, `memory={"size": 32}`. The Kanerva
-        machines are trained without paying KL(M), as their authors' code does: where it is paid
-        their memory stays at its prior, and there is nothing to read."""
+        options of the run or its model: `episode_length=8`, or those of a group,
+        `memory={"size": 32}`. The Kanerva machines are trained without paying KL(M): where it is
+        paid their memory stays at its prior, and there is nothing to read."""
         start = preset(self.preset, model, variant)
         if model in ("km", "dkm", "dkm-tsm"):
             parts = {"rows": {"charge": False}} | parts
-        for name, value in parts.items():
-            new = replace(getattr(start, name), **value) if isinstance(value, dict) else value
-            start = replace(start, **{name: new})
-        full = start.steps or full_steps(self.preset)
+        own = {f.name for f in fields(RunConfig)}
+        start = replace_options(start, {k: v for k, v in parts.items() if k in own})
+        of_model = {k: v for k, v in parts.items() if k not in own}
+        start = replace(start, model=replace_options(start.model, of_model))
+        full = start.steps if isinstance(start.model, KppConfig) else full_steps(self.preset)
         length = self.steps or (steps or QUICK_STEPS if self.quick else full)
         every = min(start.validate_every, length)
         precision = "bf16-mixed" if self.device.type == "cuda" else "32-true"
@@ -162,7 +164,7 @@ class Lab:
     @staticmethod
     def _finished(run: Path, config: RunConfig) -> bool:
         last = run / "checkpoints" / "last"
-        if not last.exists() or config.steps is None:
+        if not last.exists():
             return False
         return read_state(last)["progress"]["step"] >= config.steps
 
@@ -191,10 +193,21 @@ class Lab:
         return data.to_float(pixels, binarization != "none").to(self.device), labels
 
 
+C = TypeVar("C", RunConfig, ModelConfig)
+
+
+def replace_options(config: C, options: dict[str, Any]) -> C:
+    """A config with some options replaced; a dict replaces options of a group."""
+    new = {
+        name: replace(getattr(config, name), **value) if isinstance(value, dict) else value
+        for name, value in options.items()
+    }
+    return replace(config, **new)
+
+
 def full_steps(preset_name: str) -> int:
-    """Of a model whose preset counts epochs: it sees as many images as `kpp`."""
+    """Of the paper's model and the rivals: they see as many images as `kpp`."""
     ours, theirs = preset(preset_name), preset(preset_name, "kpp-paper")
-    assert ours.steps is not None
     images = ours.steps * ours.batch * ours.episode_length
     return images // (theirs.batch * theirs.episode_length)
 

@@ -6,11 +6,10 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from kanerva.distributions import as_normal
 from kanerva.errors import UserError
 from kanerva.lab.harness import Experiment, Figures, Finding, Lab, Pixels
 from kanerva.memory.heap import Memory
-from kanerva.models import Kpp
+from kanerva.models.kpp import Kpp
 from kanerva.pictures import map_with_thumbnails, stacked
 
 FREED = (3, 11, 20, 30)  # handles
@@ -18,7 +17,6 @@ FREED = (3, 11, 20, 30)  # handles
 
 def draw_memory(model: Kpp, memory: Memory, images: dict[int, Tensor], title: str) -> Image.Image:
     """The map, and beside it what is held, where it lies."""
-    grid = model.placer.grid
     held = memory.handles
     pictures = torch.stack([images[h] for h in held or [0]])
     drawn = map_with_thumbnails(
@@ -26,7 +24,7 @@ def draw_memory(model: Kpp, memory: Memory, images: dict[int, Tensor], title: st
         memory.places.cpu(),
         pictures[: len(held)].cpu(),
         held,
-        cells=None if grid is None else (grid.rows, grid.columns),
+        cells=(memory.grid.rows, memory.grid.columns),
         title=title,
         side=420,
     )
@@ -173,8 +171,8 @@ def places_of(memory: Memory, handles: list[int]) -> Tensor:
 
 def largest_change(model: Kpp, before: Memory, after: Memory, handles: list[int]) -> float:
     """The largest change of any number in the blocks of these handles."""
-    keys = as_normal(places_of(after, handles))[None]
-    was, now = (model.placer.read(memory.map[None], keys) for memory in (before, after))
+    cells = torch.tensor([[after.slot_of(handle) for handle in handles]])
+    was, now = (memory.grid.read(memory.map[None].cpu(), cells) for memory in (before, after))
     return float((was - now).abs().max())
 
 

@@ -12,7 +12,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from torch import Tensor
 
 from kanerva.lab.harness import Pixels
-from kanerva.models import MemoryModel
+from kanerva.models.base import MemoryModel
 from kanerva.pictures import MODEL_COLOURS, tile
 from kanerva.shapes import Episode, PerPixel
 

@@ -23,7 +23,7 @@ from kanerva.lab.experiments.baselines import (
     style_axes,
 )
 from kanerva.lab.harness import Experiment, Figures, Finding, Lab, Pixels
-from kanerva.models import MemoryModel
+from kanerva.models.base import MemoryModel
 
 CUES = (*NOISES, "clean")  # the last: what a read costs by itself
 MEMORIES = {"kpp": 600, "kpp-paper": 400, "dkm": 400}  # and the steps of their quick trainings

@@ -15,14 +15,14 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from kanerva import data
+from kanerva.data.splits import load_split
 from kanerva.errors import UserError
 from kanerva.lab.experiments.sweep import equal_runs
 from kanerva.lab.harness import Experiment, Figures, Finding, Lab
 from kanerva.memory.heap import Memory
-from kanerva.models import MemoryModel
+from kanerva.models.base import MemoryModel
 from kanerva.pictures import MODEL_COLOURS
 from kanerva.presets import preset
-from kanerva.runs import load_split
 from kanerva.seeding import stream
 
 Drawings = Float[Tensor, "N drawings C H W"]  # by character

@@ -19,7 +19,7 @@ from kanerva.lab.experiments.baselines import (
 )
 from kanerva.lab.harness import Experiment, Figures, Finding, Lab
 from kanerva.memory.heap import Memory
-from kanerva.models import MemoryModel
+from kanerva.models.base import MemoryModel
 from kanerva.shapes import Episode
 
 MODELS: dict[str, tuple[str | None, int]] = {"kpp": ("generate", 600), "kpp-paper": (None, 400)}
@@ -38,7 +38,7 @@ DECIMALS = {"bound": 1, "grey": 3, "nearest": 3, "change": 3}
 
 def as_scored(model: MemoryModel, pictures: Episode) -> Episode:
     """Expected pixels as pixels that the likelihood is a density of: the nearest ones."""
-    levels = 1 if model.config.likelihood.kind == "bernoulli" else 255
+    levels = 1 if model.config.likelihood == "bernoulli" else 255
     return (pictures * levels).round() / levels
 
 

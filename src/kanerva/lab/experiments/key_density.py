@@ -10,7 +10,7 @@ from kanerva.distributions import as_normal
 from kanerva.evaluation.noise import observed
 from kanerva.lab.experiments.mcmc import Points
 from kanerva.lab.harness import Pixels
-from kanerva.models import Kpp
+from kanerva.models.kpp import Kpp
 from kanerva.shapes import DecoderOutput
 
 

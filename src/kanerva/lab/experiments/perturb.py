@@ -22,7 +22,7 @@ from kanerva.lab.experiments.picture_measures import (
 from kanerva.lab.experiments.scene import GROUP, MODELS, is_binary, train_for_scene, write_scene
 from kanerva.lab.harness import Experiment, Figures, Finding, Lab, Pixels
 from kanerva.lab.paper_figures import KEY_NOISE
-from kanerva.models import MemoryModel
+from kanerva.models.base import MemoryModel
 from kanerva.pictures import Pictures, sheet
 
 Rows = Float[Tensor, "rows R C H W"]  # what moves of one image's key bring

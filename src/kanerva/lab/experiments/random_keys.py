@@ -29,7 +29,7 @@ from kanerva.lab.experiments.scene import (
     write_scene,
 )
 from kanerva.lab.harness import Experiment, Figures, Finding, Lab
-from kanerva.models import Kpp, MemoryModel
+from kanerva.models.base import MemoryModel
 from kanerva.pictures import Pictures, sheet
 
 Values = dict[str, Float[Tensor, " _"]]
@@ -55,9 +55,9 @@ def read_at_random(
     found = {"": at.pictures(keys, generator).flatten(0, 1)}
     if at.memory is not None:
         found["keys alone"] = at.pictures(keys).flatten(0, 1)
-    if isinstance(model, Kpp):
+    if model.has_blocks:
         assert at.memory is not None
-        held = nearest_is_held(model, at.memory, keys).flatten()
+        held = nearest_is_held(at.memory, keys).flatten()
         found["on a block"], found["on free space"] = found[""][held], found[""][~held]
         nothing = Scene(model, model.empty(len(episodes)), at.starts)
         found["nothing written"] = nothing.pictures(keys, generator).flatten(0, 1)

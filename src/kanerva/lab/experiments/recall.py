@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from matplotlib.figure import Figure
 
 from kanerva.evaluation import noise
-from kanerva.evaluation.resized import Elsewhere
+from kanerva.evaluation.resized import ResizedMemory
 from kanerva.lab.experiments.baselines import (
     COLOURS,
     canvas,
@@ -21,7 +21,7 @@ from kanerva.lab.experiments.baselines import (
     style_axes,
 )
 from kanerva.lab.harness import Experiment, Figures, Finding, Lab, Pixels
-from kanerva.models import Kpp, MemoryModel
+from kanerva.models.base import MemoryModel
 from kanerva.shapes import Episode
 
 CUES = {
@@ -58,12 +58,11 @@ def make_cue(name: str, images: Pixels, generator: torch.Generator) -> Pixels:
 
 def with_room(lab: Lab, model: MemoryModel, length: int, **options: Any) -> MemoryModel:
     """The same weights, and so the same blocks, in a memory with room for so many images."""
-    assert isinstance(model, Kpp)
-    if length <= model.config.memory.capacity:
+    if length <= (empty := model.empty()).capacity:
         return model
     side = math.isqrt(length - 1) + 1  # a square of cells
-    room = Elsewhere(capacity=side**2, size=side * model.placer.block[0])
-    return room.moved(lab.config("kpp", **options), model)[1]
+    room = ResizedMemory(capacity=side**2, size=side * empty.grid.block[0])
+    return room.apply(lab.config("kpp", **options), model)[1]
 
 
 @torch.no_grad()
@@ -85,9 +84,8 @@ def run(lab: Lab) -> Finding:
         "share": {cue: {name: [] for name in SYSTEMS} for cue in CUES},
     }
     for name in options:
-        model = models[name]
-        assert isinstance(model, Kpp)
-        figures["memory"][f"{name} block"] = list(model.writer.shape)
+        empty = models[name].empty()
+        figures["memory"][f"{name} block"] = [len(empty.map), *empty.grid.block]
     pictures: dict[str, dict[str, Pixels]] = {}
     for cue in CUES:
         cues = make_cue(cue, images, lab.noise("recall", cue))

@@ -12,7 +12,8 @@ from torch import Tensor
 from kanerva.distributions import as_normal
 from kanerva.lab.harness import Lab
 from kanerva.memory.heap import Memory
-from kanerva.models import VAE, Kpp, KppPaper, MemoryModel
+from kanerva.models.base import MemoryModel
+from kanerva.models.latent import LatentModel
 from kanerva.shapes import Episode, Readout
 
 Latents = Float[Tensor, "B n *key"]  # keys, or a VAE's readouts: N(0, 1) a priori, all of them
@@ -39,17 +40,9 @@ class Scene:
 
     def readouts(self, keys: Latents, generator: torch.Generator | None = None) -> Readout:
         """z at keys: drawn where a generator is given, else its mean."""
-        model = self.model
-        if isinstance(model, VAE):
+        if self.memory is None:  # the latents are readouts themselves
             return keys
-        assert self.memory is not None
-        maps = model.as_maps(self.memory)
-        if isinstance(model, Kpp):
-            drawn = generator is not None
-            reading = model.readout(model.traces(maps, keys), sample=drawn, generator=generator)
-            return reading.readout
-        assert isinstance(model, KppPaper)
-        prior = model.read_maps(maps, keys)
+        prior = self.model.read(self.memory, keys)
         return prior.mean if generator is None else prior.sample(generator)
 
     def pictures(self, keys: Latents, generator: torch.Generator | None = None) -> Episode:
@@ -64,13 +57,16 @@ class Scene:
 
 def write_scene(model: MemoryModel, episodes: Episode, generator: torch.Generator) -> Scene:
     """Write whole episodes, and see where their images lie."""
-    if isinstance(model, VAE):
-        return Scene(model, None, model.readout_posterior(model.encoder(episodes)).mean)
+    assert isinstance(model, LatentModel)
+    if not model.remembers:
+        features = model.encoder(episodes)
+        maps, keys = model.write_episode(episodes, features)
+        return Scene(model, None, model.infer(features, maps, keys.mean, sample=False).readout)
     memory = model.write(episodes, generator=generator)
-    if isinstance(model, Kpp):
+    if model.has_blocks:
         return Scene(model, memory, as_normal(memory.places))
-    assert isinstance(model, KppPaper)
-    return Scene(model, memory, model.key_posterior(model.encoder(episodes)).mean)
+    keys = model.key_posterior(model.encoder(episodes), model.as_maps(memory))
+    return Scene(model, memory, keys.mean)
 
 
 def train_for_scene(
@@ -84,7 +80,7 @@ def train_for_scene(
 
 def is_binary(model: MemoryModel) -> bool:
     """Whether true pixels are black or white."""
-    return model.config.likelihood.kind == "bernoulli"
+    return model.config.likelihood == "bernoulli"
 
 
 def join(name: str, how: str) -> str:

@@ -16,13 +16,13 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from kanerva.data.splits import fixed_episodes, load_split
 from kanerva.evaluation.bound import Score, bound
 from kanerva.evaluation.controls import holding
-from kanerva.evaluation.record import memory_size, read_records
+from kanerva.evaluation.record import count_reads, memory_size, read_records
 from kanerva.lab.harness import Lab, full_steps
 from kanerva.pictures import MODEL_COLOURS
 from kanerva.presets import preset
-from kanerva.runs import fixed_episodes, load_split
 
 RESULTS = Path("results")  # where records lie, in the working directory
 IMAGES = 1024  # of the test set that a quick version scores; the full one scores it all
@@ -81,8 +81,8 @@ def train_and_score(lab: Lab, setting: Setting, chosen: list[int]) -> dict[str, 
         found,
         variant=config.variant,
         T=config.episode_length,
-        K=config.memory.reads,
-        capacity=config.memory.capacity if config.model == "kpp" else None,
+        K=count_reads(config),
+        capacity=getattr(getattr(config.model, "memory", None), "capacity", None),
         floats_per_image=floats,
         steps=config.steps,
         images_per_step=config.episode_length * config.batch,

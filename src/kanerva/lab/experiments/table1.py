@@ -13,6 +13,7 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from kanerva.data.splits import fixed_episodes, load_split
 from kanerva.errors import UserError
 from kanerva.evaluation.bound import bound
 from kanerva.evaluation.controls import holding
@@ -21,7 +22,6 @@ from kanerva.lab.experiments.sweep import IMAGES, RESULTS, pm, spread
 from kanerva.lab.harness import Experiment, Figures, Finding, Lab
 from kanerva.lab.paper_figures import BITS_PER_DIM, KANERVA_PP, NOT_A_BOUND, TABLE1
 from kanerva.lab.tables import SETS, of_one_config, score_field, unit
-from kanerva.runs import fixed_episodes, load_split
 
 ROWS: dict[str, tuple[str, str, tuple[str | None, ...]]] = {  # row: label, model, its variants
     "vma": ("VMA", "vma", (None,)),
@@ -119,7 +119,7 @@ def train_and_score(lab: Lab) -> list[dict[str, Any]]:
                 "config_hash": config.config_hash(),
                 "memory": memory_size(model, config.episode_length),
                 **{
-                    h: asdict(s) | {"bits_per_dim": s.bits_per_dim(config.image)}
+                    h: asdict(s) | {"bits_per_dim": s.bits_per_dim(config.model.image)}
                     for h, s in scores.items()
                 },
             }

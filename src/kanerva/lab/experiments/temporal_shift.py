@@ -7,6 +7,7 @@ from jaxtyping import Float, Int
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from kanerva.data.splits import fixed_episodes, load_split
 from kanerva.evaluation.bound import chunks
 from kanerva.evaluation.controls import holding
 from kanerva.lab.experiments.sweep import (
@@ -23,8 +24,7 @@ from kanerva.lab.experiments.sweep import (
 )
 from kanerva.lab.harness import Experiment, Figures, Finding, Lab
 from kanerva.lab.paper_figures import SHIFT_GAIN
-from kanerva.models import MemoryModel
-from kanerva.runs import fixed_episodes, load_split
+from kanerva.models.base import MemoryModel
 from kanerva.shapes import Episode
 
 EXCHANGEABLE = 0.001  # nats: no more than rounding changes a bound by

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kanerva.data.splits import load_split
 from kanerva.evaluation.frechet import Eye, frechet, frechet_spread, trained_eye
 from kanerva.lab.experiments.picture_measures import interval, is_blurred, rms, sharpness
 from kanerva.lab.experiments.scene import (
@@ -28,10 +29,9 @@ from kanerva.lab.experiments.scene import (
     write_scene,
 )
 from kanerva.lab.harness import Experiment, Figures, Finding, Lab
-from kanerva.models import Kpp, MemoryModel
+from kanerva.models.base import MemoryModel
 from kanerva.pictures import Pictures, sheet
 from kanerva.presets import preset
-from kanerva.runs import load_split
 
 DRAWN = 20  # samples for every GROUP of images written
 RESAMPLES = 20  # of the bootstrap that gives the error
@@ -49,13 +49,13 @@ def draw_samples(
     at = write_scene(model, written.unflatten(0, (-1, length)), generator)
     keys = at.draw_keys(-(-DRAWN * length // GROUP), generator)
     scenes = {"": at}
-    if isinstance(model, Kpp):
+    if model.has_blocks:
         scenes["nothing written"] = Scene(model, model.empty(len(at.starts)), at.starts)
     found = {}
     for how, one in scenes.items():
         readout = one.readouts(keys, generator)
         mean = model.likelihood.mean(model.decoder(readout))
-        drawn = model.draw_pixels(readout, generator)
+        drawn = model.sample_pixels(readout, generator)
         found[how] = (mean.flatten(0, 1)[:DRAWN], drawn.flatten(0, 1)[:DRAWN])
     return found
 
@@ -125,7 +125,7 @@ def score_real_images(
 def training_length(lab: Lab, model: str, variant: str | None, steps: int) -> str:
     """How long a model was trained, in words."""
     config = lab.config(model, variant, steps=steps)
-    return f"{config.epochs} epochs" if config.steps is None else f"{config.steps} steps"
+    return f"{config.steps} steps"
 
 
 def split_size(lab: Lab, split: str) -> int:

@@ -36,7 +36,7 @@ from kanerva.lab.experiments.picture_measures import interval
 from kanerva.lab.experiments.walk_pictures import WalkPictures
 from kanerva.lab.harness import Experiment, Figures, Finding, Lab
 from kanerva.lab.paper_figures import KEY_NOISE
-from kanerva.models import Kpp
+from kanerva.models.kpp import Kpp
 
 TEMPERED = 1 / 32
 GOALS = {"random walk": 0.35, "Langevin": 0.57}  # of acceptance: what is best in few dimensions
@@ -68,7 +68,7 @@ FITTED = [
 
 def run(lab: Lab) -> Finding:
     model = lab.trained("kpp", "generate", steps=600)
-    assert isinstance(model, Kpp) and model.placer.grid is not None
+    assert isinstance(model, Kpp)
     model.requires_grad_(False)
     images = lab.images(WRITTEN)
     memory = model.write(images, generator=lab.noise("write"))
@@ -78,7 +78,7 @@ def run(lab: Lab) -> Finding:
     target = Target(model, model.as_maps(memory), cues.repeat_interleave(CHAINS, dim=0), 1.0)
     levels = evaluate_on_grid(target, cues, side)
     exact = {label: (power * levels).softmax(dim=1) for label, (power, *_) in TARGETS.items()}
-    reach = 1 / model.placer.grid.columns
+    reach = 1 / memory.grid.columns
     chains, found = {}, {}
     for label, (_, _, cells) in TARGETS.items():
         chains[label] = walk_to(lab, label, target, places, steps, warmup)
