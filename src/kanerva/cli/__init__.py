@@ -32,9 +32,8 @@ VERBS = {
     "bench": "images/s, time by part, share of the chip; agreement; time to a bound",
     "data": "list the data sets, or fetch one",
 }
-EXTRAS = {  # packages of an extra: what needs them
+EXTRAS = {  # packages that not every installation has
     "lightning_fabric": "training needs lightning-fabric: pip install 'kanerva[train]'",
-    "pooch": "downloads need pooch: pip install 'kanerva[train]'",
 }
 
 
