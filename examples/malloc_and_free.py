@@ -13,9 +13,11 @@ import torch
 from PIL import Image
 
 import kanerva
-from kanerva.models import Kpp, shipped_folder
+from kanerva.data.splits import fixed_episodes, load_split
+from kanerva.models.kpp import Kpp
+from kanerva.models.loading import shipped_folder
 from kanerva.pictures import map_with_thumbnails
-from kanerva.runs import fixed_episodes, load_split, read_run_config
+from kanerva.runs import read_run_config
 
 
 def main(run: str = "runs/demo", picture: str = "malloc_and_free.png") -> float:

@@ -3,7 +3,7 @@
 import gzip
 import struct
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,15 +13,15 @@ from torch import Tensor
 from kanerva.config import (
     DataConfig,
     DecoderConfig,
-    EncoderConfig,
     KeyConfig,
-    LikelihoodConfig,
-    MemoryConfig,
+    KppPaperConfig,
     ModelConfig,
-    ReadoutConfig,
+    PaperMemoryConfig,
+    PaperReadoutConfig,
     RunConfig,
+    ShiftedResNetConfig,
 )
-from kanerva.models import KppPaper
+from kanerva.models.kpp_paper import KppPaper
 
 torch.set_num_threads(1)
 
@@ -32,27 +32,27 @@ def _seeded() -> None:
 
 
 @pytest.fixture
-def tiny() -> ModelConfig:
+def tiny() -> KppPaperConfig:
     """The paper's model, every size small. (Blocks of 6: at 4 the prior ends in 1x1 maps, whose
     EvoNorm groups of two numbers give the readout KL a tail no average tames.)"""
-    return ModelConfig(
+    return KppPaperConfig(
         image=(1, 8, 8),
-        encoder=EncoderConfig(width=8, blocks=(1, 1, 1, 1)),
-        memory=MemoryConfig(channels=3, size=12, reads=2, block=6, base=16),
-        keys=KeyConfig(hidden=16, layers=3),
-        readout=ReadoutConfig(size=5, hidden=16, layers=3, prior_width=8),
+        encoder=ShiftedResNetConfig(width=8),
+        memory=PaperMemoryConfig(channels=3, size=12, reads=2, block=6, base=16),
+        keys=KeyConfig(hidden=16),
+        readout=PaperReadoutConfig(size=5, hidden=16, prior_width=8),
         decoder=DecoderConfig(base=16, layers=2),
     )
 
 
 @pytest.fixture
-def tiny_colour(tiny: ModelConfig) -> ModelConfig:
+def tiny_colour(tiny: KppPaperConfig) -> KppPaperConfig:
     """Second values throughout: colour, not square, K = 3, mixture likelihood."""
     return replace(
         tiny,
         image=(3, 10, 7),
         memory=replace(tiny.memory, reads=3, channels=2),
-        likelihood=LikelihoodConfig(kind="logistic_mixture", components=2),
+        likelihood="logistic_mixture",
     )
 
 
@@ -62,7 +62,7 @@ def draw() -> Callable[..., Tensor]:
 
     def images(config: ModelConfig, *leading: int) -> Tensor:
         shape = (*leading, *config.image)
-        if config.likelihood.kind == "bernoulli":
+        if config.likelihood == "bernoulli":
             return torch.bernoulli(torch.full(shape, 0.4))
         return torch.randint(256, shape).float() / 255
 
@@ -70,7 +70,7 @@ def draw() -> Callable[..., Tensor]:
 
 
 @pytest.fixture
-def wake(draw: Callable[..., Tensor]) -> Callable[[ModelConfig], KppPaper]:
+def wake(draw: Callable[..., Tensor]) -> Callable[[KppPaperConfig], KppPaper]:
     """Build a model in evaluation mode with nothing left at its initial value.
 
     A fresh network has zero biases, unit running variances and almost no KL; whatever is dropped
@@ -78,13 +78,13 @@ def wake(draw: Callable[..., Tensor]) -> Callable[[ModelConfig], KppPaper]:
     posteriors move off their priors and narrow, so that each KL is worth some nats.
     """
 
-    def build(config: ModelConfig) -> KppPaper:
+    def build(config: KppPaperConfig) -> KppPaper:
         model = KppPaper(config)
         with torch.no_grad():
             for parameter in model.parameters():
                 size = 0.1 if parameter.ndim < 2 else 0.3 * parameter.std()
                 parameter.add_(size * torch.randn_like(parameter))
-            for posterior in (model.key_posterior, model.readout_posterior):
+            for posterior in (model.key_network, model.readout_posterior):
                 mean, log_std = posterior.net[-1].bias.chunk(2)
                 mean.add_(0.7 * torch.randn_like(mean))
                 log_std.sub_(1.0)
@@ -97,7 +97,7 @@ def wake(draw: Callable[..., Tensor]) -> Callable[[ModelConfig], KppPaper]:
 
 
 @pytest.fixture
-def model(tiny: ModelConfig, wake: Callable[[ModelConfig], KppPaper]) -> KppPaper:
+def model(tiny: KppPaperConfig, wake: Callable[[KppPaperConfig], KppPaper]) -> KppPaper:
     return wake(tiny)
 
 
@@ -124,11 +124,10 @@ def mnist_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def small_run(tiny: ModelConfig) -> RunConfig:
+def small_run(tiny: KppPaperConfig) -> RunConfig:
     """A run of twelve steps on `mnist_root`, validated and saved every four."""
-    parts = {f.name: getattr(tiny, f.name) for f in fields(ModelConfig)} | {"image": (1, 28, 28)}
     return RunConfig(
-        **parts,
+        model=replace(tiny, image=(1, 28, 28)),
         preset="mnist",
         data=DataConfig(set="mnist"),
         episode_length=8,

@@ -288,7 +288,7 @@ def test_choices_are_those_of_the_library():
         (["recall", "nowhere", "--cue", "fog"], "--cue: must be one of salt_pepper"),
         (["recall", "nowhere", "--steps", "0"], "--steps must be at least 1, got 0"),
         (["evaluate", "nowhere", "--episode-length", "0"], "--episode-length must be at least 1"),
-        (["bench", "quality"], "bench quality needs --until"),
+        (["bench", "quality", "--preset", "glyphs"], "bench quality on glyphs needs --until"),
         (["bench", "evaluation"], "bench evaluation needs --run"),
         (["bench", "--model", "kpp", "--reads", "2"], "--reads: kpp has no memory.reads"),
         (["bench", "--batch", "many"], "--batch: must be whole numbers"),

@@ -1,7 +1,10 @@
 """The loop: it learns, resumes to the same weights, stops well, and gives up on bad numbers."""
 
 import csv
+import json
 import os
+import re
+import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -12,9 +15,11 @@ from safetensors.torch import load_file
 
 from kanerva.config import RunConfig
 from kanerva.errors import NumbersWentBad, UserError
-from kanerva.presets import preset
+from kanerva.presets import preset, with_options
 from kanerva.training import loop
 from kanerva.training.loop import train
+
+SPLITS = ("train", "validation")
 
 
 def weights(run: Path, name: str = "last") -> dict[str, torch.Tensor]:
@@ -28,15 +33,32 @@ def assert_same_weights(one: Path, other: Path) -> None:
         assert all(torch.equal(a[k], b[k]) for k in a), name
 
 
+_FINISHED: list[Path] = []  # trained by the first test that asks
+
+
+@pytest.fixture
+def finished(
+    tmp_path: Path,
+    small_run: RunConfig,
+    mnist_root: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Path:
+    """A copy of `small_run`, trained to its end without a stop."""
+    if not _FINISHED:
+        run = tmp_path_factory.mktemp("finished") / "run"
+        outcome = train(small_run, run, data_root=mnist_root)
+        assert (outcome.reason, outcome.step, outcome.total) == ("finished", 12, 12)
+        _FINISHED.append(run)
+    return shutil.copytree(_FINISHED[0], tmp_path / "finished")
+
+
 def rows(run: Path) -> list[dict[str, str]]:
     with (run / "metrics.csv").open() as file:
         return list(csv.DictReader(file))
 
 
-def test_a_run_leaves_what_the_design_lists(tmp_path: Path, small_run: RunConfig, mnist_root: Path):
-    run = tmp_path / "run"
-    outcome = train(small_run, run, data_root=mnist_root)
-    assert (outcome.reason, outcome.step, outcome.total) == ("finished", 12, 12)
+def test_a_run_leaves_what_the_design_lists(finished: Path):
+    run = finished
     assert sorted(p.name for p in run.iterdir()) == [
         "checkpoints", "config.yaml", "log.txt", "metrics.csv", "samples",
     ]  # fmt: skip
@@ -50,10 +72,16 @@ def test_a_run_leaves_what_the_design_lists(tmp_path: Path, small_run: RunConfig
         assert float(row["nll"]) == pytest.approx(terms, rel=1e-4)
 
 
+def gained(run: Path) -> float:
+    """Nats between the first step's bound and the last validation's."""
+    found = {name: [float(r["nll"]) for r in rows(run) if r["split"] == name] for name in SPLITS}
+    return found["train"][0] - found["validation"][-1]
+
+
 def test_training_lowers_the_bound(tmp_path: Path, small_run: RunConfig, mnist_root: Path):
-    train(replace(small_run, steps=60, validate_every=20), tmp_path / "run", data_root=mnist_root)
-    found = [float(r["nll"]) for r in rows(tmp_path / "run") if r["split"] == "validation"]
-    assert found[-1] < found[0] - 20
+    config = replace(small_run, steps=40, validate_every=40, log_every=1)
+    train(config, tmp_path / "run", data_root=mnist_root)
+    assert gained(tmp_path / "run") > 40
 
 
 @pytest.mark.parametrize("variant", ["store", "generate", "grey"])
@@ -62,27 +90,32 @@ def test_kpp_learns_and_resumes_to_the_same_weights(tmp_path: Path, mnist_root: 
     what grey levels are measured by is taken once."""
     grey = variant == "grey"
     start = preset("fashion_mnist") if grey else preset("mnist", variant=variant)
+    near = {"near_width": 8, "neighbours": 1} if grey else {}
+    model = with_options(
+        start.model,
+        encoder={"width": 8, "depth": 1},
+        memory={"noise": 0.1},
+        decoder={"base": 16, "depth": 1} | near,
+        readout={"prior_width": 8},
+    )
     config = replace(
         start,
+        model=model,
         data=replace(start.data, set="mnist"),
-        encoder=replace(start.encoder, width=8, depth=1),
-        memory=replace(start.memory, noise=0.1),
-        decoder=replace(start.decoder, base=16, depth=1, near_width=8, near_depth=1),
-        readout=replace(start.readout, prior_width=8),
         episode_length=8,
         batch=4,
-        steps=24,
-        validate_every=8,
-        validate_episodes=4,
+        steps=12,
+        log_every=1,
+        validate_every=6,
+        validate_episodes=2,
     )
     whole, pieces = tmp_path / "whole", tmp_path / "pieces"
     train(config, whole, data_root=mnist_root)
-    for _ in range(3):
+    for _ in range(2):
         train(config, pieces, minutes=1e-9, resume=True, data_root=mnist_root)
-    assert train(config, pieces, resume=True, data_root=mnist_root).step == 24
+    assert train(config, pieces, resume=True, data_root=mnist_root).step == config.steps
     assert_same_weights(whole, pieces)
-    found = [float(r["nll"]) for r in rows(whole) if r["split"] == "validation"]
-    assert found[-1] < found[0] - 20
+    assert gained(whole) > 40
     if grey:
         state = load_file(whole / "checkpoints/last/model.safetensors")
         assert state["writer.outline.spread"].std() > 0
@@ -91,12 +124,14 @@ def test_kpp_learns_and_resumes_to_the_same_weights(tmp_path: Path, mnist_root: 
 
 @pytest.mark.parametrize("ema", [0.0, 0.9])
 def test_a_run_stopped_anywhere_resumes_to_the_same_weights(
-    tmp_path: Path, small_run: RunConfig, mnist_root: Path, monkeypatch, ema: float
+    tmp_path: Path, finished: Path, small_run: RunConfig, mnist_root: Path, monkeypatch, ema: float
 ):
     """Stopped at step 6, in the middle of an interval, and killed (no save) at step 11."""
     config = replace(small_run, optim=replace(small_run.optim, ema=ema))
-    whole, pieces = tmp_path / "whole", tmp_path / "pieces"
-    train(config, whole, data_root=mnist_root)
+    whole, pieces = finished, tmp_path / "pieces"
+    if ema:
+        whole = tmp_path / "whole"
+        train(config, whole, data_root=mnist_root)
 
     real, ending = loop.Step.__call__, {6: signal.SIGTERM, 11: None}
 
@@ -121,44 +156,40 @@ def test_a_run_stopped_anywhere_resumes_to_the_same_weights(
 
 
 def test_minutes_stop_and_save_but_do_not_change_the_schedule(
-    tmp_path: Path, small_run: RunConfig, mnist_root: Path
+    tmp_path: Path, finished: Path, small_run: RunConfig, mnist_root: Path
 ):
-    whole, pieces = tmp_path / "whole", tmp_path / "pieces"
-    train(small_run, whole, data_root=mnist_root)
+    pieces = tmp_path / "pieces"
     for _ in range(14):  # the clock is over at once: one step a call
         outcome = train(small_run, pieces, minutes=1e-9, resume=True, data_root=mnist_root)
         if outcome.reason == "finished":
             break
         assert outcome.reason == "minutes"
     assert outcome.step == 12
-    assert_same_weights(whole, pieces)
+    assert_same_weights(finished, pieces)
 
 
 def test_a_finished_run_has_nothing_left_to_do(
-    tmp_path: Path, small_run: RunConfig, mnist_root: Path
+    finished: Path, small_run: RunConfig, mnist_root: Path
 ):
-    run = tmp_path / "run"
-    train(small_run, run, data_root=mnist_root)
-    before = weights(run)
-    assert train(small_run, run, resume=True, data_root=mnist_root).step == 12
-    assert all(torch.equal(v, before[k]) for k, v in weights(run).items())
+    before = weights(finished)
+    assert train(small_run, finished, resume=True, data_root=mnist_root).step == 12
+    assert all(torch.equal(v, before[k]) for k, v in weights(finished).items())
 
 
-def test_a_run_may_be_lengthened(tmp_path: Path, small_run: RunConfig, mnist_root: Path):
-    run = tmp_path / "run"
-    train(small_run, run, data_root=mnist_root)
-    longer = replace(small_run, steps=16)
+def test_a_run_may_be_lengthened(finished: Path, small_run: RunConfig, mnist_root: Path):
+    run, longer = finished, replace(small_run, steps=16)
     assert train(longer, run, resume=True, data_root=mnist_root).step == 16
     assert [r["step"] for r in rows(run) if r["split"] == "validation"] == ["4", "8", "12", "16"]
 
 
-def test_seeds_differ_and_repeat(tmp_path: Path, small_run: RunConfig, mnist_root: Path):
-    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+def test_seeds_differ_and_repeat(
+    tmp_path: Path, finished: Path, small_run: RunConfig, mnist_root: Path
+):
+    for name, seed in (("again", 0), ("other", 1)):
         train(replace(small_run, seed=seed), tmp_path / name, data_root=mnist_root)
-    assert_same_weights(tmp_path / "a", tmp_path / "b")
-    assert any(
-        not torch.equal(v, weights(tmp_path / "c")[k]) for k, v in weights(tmp_path / "a").items()
-    )
+    assert_same_weights(finished, tmp_path / "again")
+    other = weights(tmp_path / "other")
+    assert any(not torch.equal(v, other[k]) for k, v in weights(finished).items())
 
 
 def test_a_bad_step_changes_nothing_but_the_count(
@@ -197,7 +228,7 @@ def test_ten_bad_steps_in_a_row_end_the_run_and_keep_the_last_good_checkpoint(
         "batch_at",
         lambda self, step: real(self, step) * (float("nan") if step >= 5 else 1),
     )
-    config = replace(small_run, steps=40, validate_every=4)
+    config = replace(small_run, steps=40)
     with pytest.raises(
         NumbersWentBad, match="10 steps in a row, up to step 14; .*last is the last good checkpoint"
     ):
@@ -208,8 +239,6 @@ def test_ten_bad_steps_in_a_row_end_the_run_and_keep_the_last_good_checkpoint(
 
 
 def _progress(run: Path) -> dict:
-    import json
-
     return json.loads((run / "checkpoints" / "last" / "state.json").read_text())["progress"]
 
 
@@ -220,7 +249,7 @@ def test_input_is_checked_before_anything_is_written(
     for config, message in (
         (replace(small_run, episode_length=500), "episode_length=500 is larger than the data"),
         (replace(small_run, batch=100), "batch"),
-        (replace(small_run, image=(1, 8, 8)), r"image=\(1, 8, 8\)"),
+        (replace(small_run, model=replace(small_run.model, image=(1, 8, 8))), r"image=\(1, 8, 8\)"),
     ):
         with pytest.raises(UserError, match=message):
             train(config, run, data_root=mnist_root)
@@ -240,13 +269,29 @@ def test_a_run_is_never_overwritten(tmp_path: Path, small_run: RunConfig, mnist_
 
 
 def test_a_damaged_checkpoint_is_not_resumed_and_not_touched(
-    tmp_path: Path, small_run: RunConfig, mnist_root: Path
+    finished: Path, small_run: RunConfig, mnist_root: Path
 ):
-    run = tmp_path / "run"
-    train(small_run, run, data_root=mnist_root)
+    run = finished
     file = run / "checkpoints" / "last" / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
     before = {p: p.read_bytes() for p in run.rglob("*") if p.is_file()}
     with pytest.raises(UserError, match="model.safetensors is truncated or was altered"):
         train(replace(small_run, steps=20), run, resume=True, data_root=mnist_root)
     assert before == {p: p.read_bytes() for p in run.rglob("*") if p.is_file()}
+
+
+def test_a_run_stops_when_its_bound_is_reached(
+    tmp_path: Path, small_run: RunConfig, mnist_root: Path
+):
+    outcome = train(small_run, tmp_path / "run", until=1e9, data_root=mnist_root)
+    assert (outcome.reason, outcome.step) == ("bound", 4)
+    assert _progress(tmp_path / "run")["step"] == 4
+
+
+def test_lines_off_a_terminal_say_how_long_it_takes(finished: Path):
+    """The first step and each validation; then one every ten seconds."""
+    lines = (finished / "log.txt").read_text().splitlines()
+    assert "steps 0 to 12 of 2 episodes of 8, eager" in lines[0]
+    assert re.search(r"step 1/12 bound .* img/s, \d\d:\d\d:\d\d left", lines[1])
+    assert sum("validation bound" in line for line in lines) == 3
+    assert "finished at step 12 of 12" in lines[-1]

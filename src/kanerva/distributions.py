@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -139,6 +139,7 @@ class PointMass:
         return self.mean.new_zeros(self.mean.shape[:2])
 
 
+@runtime_checkable
 class ReadDistribution(Protocol):
     """p(z | M, y), whatever a model reads."""
 
@@ -153,9 +154,9 @@ class ReadDistribution(Protocol):
 KeyPosterior = DiagonalNormal | ConfinedNormal
 
 
-def no_keys(batch: int, length: int, device: torch.device) -> DiagonalNormal:
+def no_keys(features: Latent) -> DiagonalNormal:
     """The key posterior of a model without keys: no number, no cost."""
-    nothing = torch.zeros(batch, length, 0, device=device)
+    nothing = torch.zeros(*features.shape[:2], 0, device=features.device)
     return DiagonalNormal(nothing, nothing)
 
 

@@ -1,64 +1,17 @@
-"""A run folder: its config, its data, and what it says while it trains."""
+"""A run folder: its config, what may change on resume, and a lock."""
 
-import csv
-import io
 import os
-import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
 import yaml
-from tqdm import tqdm
 
-from kanerva import data
 from kanerva.config import RunConfig, flatten, run_from_dict, to_dict
+from kanerva.data.splits import fixed_episodes as fixed_episodes
+from kanerva.data.splits import load_split as load_split  # until all import it from there
 from kanerva.errors import UserError
-
-COLUMNS = [
-    "step", "epoch", "split", "nll", "recon", "kl_z", "kl_y",
-    "lr", "grad_norm", "images_per_s", "skipped",
-]  # fmt: skip
-
-
-def load_split(config: RunConfig, split: str, root: Path | None) -> data.ImageSet:
-    """One split of a run's data, checked against the image size its model is built for."""
-    name, shape = config.data.set, config.model.image
-    options: dict[str, Any] = {"crop": config.data.crop}
-    if "size" in data.info(name).options:  # its images are made to fit
-        if config.data.folder is None:
-            raise UserError(f"the {name} set needs --data.folder: a folder of image files")
-        options["folder"], options["channels"] = Path(config.data.folder), shape[0]
-        options["size"] = shape[1:]
-    images = data.load(name, split, root, **options)
-    if images.image_shape != shape:
-        raise UserError(
-            f"{name} images are {images.image_shape}, but the model is configured for image={shape}"
-        )
-    if config.data.binarization == "none" and config.model.likelihood == "bernoulli":
-        raise UserError("a Bernoulli likelihood needs data.binarization other than none")
-    return images
-
-
-def fixed_episodes(
-    config: RunConfig,
-    images: data.ImageSet,
-    device: torch.device,
-    binarization: data.Binarization | None = None,
-) -> data.FixedEpisodes:
-    """The episodes a run is scored on: its own T and, unless told otherwise, its own pixels."""
-    return data.FixedEpisodes(
-        images,
-        episode_length=config.episode_length,
-        binarization=binarization or config.data.binarization,
-        device=device,
-    )
-
-
-# The run folder
 
 
 def read_run_config(run: Path) -> RunConfig:
@@ -133,44 +86,3 @@ def open_run(run: Path, config: RunConfig, resume: bool) -> None:
         os.replace(temporary, run / "config.yaml")
     except OSError as error:
         raise UserError(f"cannot write to run folder {run}: {error.strerror}") from error
-
-
-class Journal:
-    """What a run says: metrics.csv, log.txt, and a bar or, off a terminal, a line now and then."""
-
-    def __init__(
-        self, run: Path, *, step: int, total: int, metrics_bytes: int, quiet: bool = False
-    ) -> None:
-        """`quiet`: one of several processes, of which another speaks and writes."""
-        self.metrics, self.log, self.quiet = run / "metrics.csv", run / "log.txt", quiet
-        self.spoken = 0.0
-        self.bar = tqdm(total=total, initial=step, unit="step", disable=True if quiet else None)
-        if quiet:
-            return
-        if step and self.metrics.exists():
-            os.truncate(self.metrics, metrics_bytes)  # what lies beyond was not saved
-        else:
-            self.metrics.write_text(",".join(COLUMNS) + "\n")
-
-    def row(self, split: str, step: int, epoch: float, **values: float) -> None:
-        """One line of metrics.csv."""
-        if self.quiet:
-            return
-        text = io.StringIO()
-        numbers = {k: f"{v:.9g}" for k, v in values.items()}
-        row = {"step": step, "epoch": f"{epoch:.4f}", "split": split} | numbers
-        csv.DictWriter(text, COLUMNS, lineterminator="\n").writerow(row)
-        with self.metrics.open("a") as file:
-            file.write(text.getvalue())
-
-    def say(self, text: str) -> None:
-        """A line for log.txt and the terminal."""
-        self.spoken = time.monotonic()
-        if self.quiet:
-            return
-        with self.log.open("a") as file:
-            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
-        if self.bar.disable:
-            print(text, file=sys.stderr, flush=True)
-        else:
-            self.bar.write(text, file=sys.stderr)

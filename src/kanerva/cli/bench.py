@@ -58,7 +58,9 @@ def make_parser(words: list[str]) -> Parser:
     parser.add_argument("--capacity", type=str | None, help="cells of a memory (kpp)")
     parser.add_argument("--precision", type=str | None, help="one or several (GPU: bf16-mixed)")
     parser.add_argument("--steps", type=int | None, help="steps of a window (30), or to compare")
-    parser.add_argument("--until", type=float | None, help="quality: nats to pass below; required")
+    parser.add_argument(
+        "--until", type=float | None, help="quality: nats to pass below (the paper's)"
+    )
     parser.add_argument("--every", type=int, default=100, help="quality: steps between scores")
     parser.add_argument("--note", type=str, default="", help="quality: a note beside the figure")
     parser.add_argument("--run", type=str | None, help="evaluation: the run to score")
@@ -74,14 +76,14 @@ def run(options: dict[str, Any], words: list[str]) -> int:
     require_at_least(options, 1, "images", "steps", "every")
     require_at_least(options, 0, "iwae")
     what = options["what"]
-    if what == "quality" and options["until"] is None:
-        raise UserError("bench quality needs --until: the bound to reach, in nats per image")
     if what == "evaluation" and options["run"] is None:
         raise UserError("bench evaluation needs --run: the run to score")
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
         raise UserError("bench measures one process: start it without torchrun")
     if what != "evaluation":
-        make_configs(options, "cpu")  # finds mistakes before torch is loaded
+        configs = make_configs(options, "cpu")  # finds mistakes before torch is loaded
+        if what == "quality":
+            [bound_to_reach(options, config.preset) for config in configs]
     import torch
 
     from kanerva.lab.benchmark.report import draw, table
@@ -107,7 +109,7 @@ def run(options: dict[str, Any], words: list[str]) -> int:
 
 
 def measure_throughput(options: dict[str, Any], device: "torch.device") -> Rows:
-    from kanerva.evaluation.record import flop_per_image
+    from kanerva.evaluation.costs import flop_per_image
     from kanerva.lab.benchmark.throughput import throughput
     from kanerva.lab.benchmark.timing import matrix_rate
     from kanerva.models import build
@@ -140,8 +142,8 @@ def measure_agreement(options: dict[str, Any], device: "torch.device") -> Rows:
     import torch
 
     from kanerva.data import TrainingEpisodes
+    from kanerva.data.splits import load_split
     from kanerva.lab.benchmark.agreement import agreement
-    from kanerva.runs import load_split
     from kanerva.training.devices import make_fabric
 
     rows = []
@@ -179,7 +181,7 @@ def measure_quality(options: dict[str, Any], device: "torch.device") -> Rows:
             row = time_to_bound(
                 config,
                 Path(folder) / "run",
-                options["until"],
+                bound_to_reach(options, config.preset),
                 every=options["every"],
                 data_root=get_data_root(options),
                 accelerator=device.type,
@@ -199,6 +201,17 @@ def measure_evaluation(options: dict[str, Any], device: "torch.device") -> Rows:
     )
     config = read_run_config(folder)
     return rows, {"preset": config.preset, "model": config.model.name}
+
+
+def bound_to_reach(options: dict[str, Any], preset_name: str) -> float:
+    """`--until`, or what the paper reports for its model, where it does so in nats."""
+    from kanerva.lab.paper_figures import BITS_PER_DIM, KANERVA_PP
+
+    if options["until"] is not None:
+        return options["until"]
+    if preset_name not in KANERVA_PP or preset_name in BITS_PER_DIM:
+        raise UserError(f"bench quality on {preset_name} needs --until: nats per image to reach")
+    return KANERVA_PP[preset_name]
 
 
 MEASURES = {

@@ -23,7 +23,7 @@ def make_parser(words: list[str]) -> Parser:
 
 def run(options: dict[str, Any], words: list[str]) -> int:
     """Print the records, one line each."""
-    from kanerva.evaluation.record import read_records
+    from kanerva.evaluation.records import read_records
     from kanerva.evaluation.report import compare, over_seeds
 
     records = [record for run in options["runs"] for record in read_records(find_run(run))]

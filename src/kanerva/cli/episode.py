@@ -63,7 +63,8 @@ def load_model_and_images(options: dict[str, Any]) -> "tuple[MemoryModel, Tensor
 
 def load_test_episodes(run: Path, model: "MemoryModel", root: Path | None) -> "FixedEpisodes":
     """The test episodes of a run's own data."""
-    from kanerva.runs import fixed_episodes, load_split, read_run_config
+    from kanerva.data.splits import fixed_episodes, load_split
+    from kanerva.runs import read_run_config
 
     config = read_run_config(run)
     return fixed_episodes(config, load_split(config, "test", root), model.device)

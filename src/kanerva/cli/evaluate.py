@@ -55,7 +55,8 @@ def run(options: dict[str, Any], words: list[str]) -> int:
     """Score a run's best checkpoint; write its record and a picture of reconstructions."""
     require_at_least(options, 1, "episodes", "controls", "episode_length", "capacity", "size")
     require_at_least(options, 0, "iwae")
-    from kanerva.evaluation.record import evaluate, file_record, run_record_name, write_record
+    from kanerva.evaluation.record import evaluate
+    from kanerva.evaluation.records import file_record, run_record_name, write_record
     from kanerva.evaluation.report import table
     from kanerva.evaluation.resized import ResizedMemory
     from kanerva.models.loading import load
@@ -89,7 +90,7 @@ def run(options: dict[str, Any], words: list[str]) -> int:
 
 def shipped_training(name: str) -> dict[str, Any]:
     """How a shipped model was trained, from the record it ships with: its run does not."""
-    from kanerva.evaluation.record import read_record
+    from kanerva.evaluation.records import read_record
     from kanerva.models.loading import shipped_folder
 
     folder = shipped_folder(name)

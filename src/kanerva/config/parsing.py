@@ -100,7 +100,8 @@ def unknown_option(
     elif near := get_close_matches(option, known, n=1):
         hint = f"did you mean {spell(near[0])}?"
     else:
-        hint = f"see `kanerva train --model {cls.name} --help`"
+        groups = dict.fromkeys(name.split(".")[0] for name in known)
+        hint = f"known: {', '.join(map(spell, groups))}"
     return UserError(f"{start}unknown option {spell(option)}; {hint}")
 
 
@@ -119,7 +120,7 @@ def coerce(hint: Any, value: Any, where: str) -> Any:
         return coerce(next(a for a in args if a is not type(None)), value, where)
     if is_dataclass(hint) and isinstance(hint, type):
         require_mapping(value, where)
-        return _build(hint, value, where)
+        return _build(hint, value, where)  # pyright: ignore[reportArgumentType]
     if origin is Literal:
         if value not in args:
             raise UserError(f"{where} must be one of {', '.join(map(str, args))}, got {value!r}")

@@ -20,14 +20,16 @@ import yaml
 from torch import Tensor
 
 from kanerva.config import RunConfig, to_dict
+from kanerva.data.splits import fixed_episodes, load_split
 from kanerva.errors import UserError
 from kanerva.evaluation.bound import bound
 from kanerva.evaluation.record import evaluate, write_record
 from kanerva.files import write_tensors
 from kanerva.lab.card import card
-from kanerva.models import PRETRAINED, MemoryModel, load
-from kanerva.models.base import CONFIG, WEIGHTS
-from kanerva.runs import fixed_episodes, load_split, read_run_config
+from kanerva.models.base import MemoryModel
+from kanerva.models.checkpoint_io import CONFIG, WEIGHTS
+from kanerva.models.loading import PRETRAINED, load
+from kanerva.runs import read_run_config
 from kanerva.training.checkpoint import STATE, read_state
 
 MOST = 6_000_000  # bytes of weights; the package is to stay a quick download

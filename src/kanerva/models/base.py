@@ -5,7 +5,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
-from typing import Self
+from typing import TypeVar
 
 import torch
 from huggingface_hub import PyTorchModelHubMixin
@@ -28,6 +28,7 @@ Observed = Float[Tensor, "*B T H W"]  # 1 where a pixel of a cue is visible, els
 Near = tuple[Float[Tensor, "*key"], float]  # a key, and how far around it
 Handles = Int[Tensor, "*B T"] | list[int]
 LogWeights = Callable[[], PerImage]  # a log-weight of each image, of new latents at each call
+M = TypeVar("M", bound="MemoryModel")  # not Self: beartype checks methods one by one
 
 
 class MemoryModel(
@@ -64,7 +65,7 @@ class MemoryModel(
         self.likelihood = make_likelihood(config.likelihood)
         self.memory_dtype = "float32"  # what `write` and scores round memories to
 
-    def storing_as(self, dtype: str) -> Self:
+    def storing_as(self: M, dtype: str) -> M:
         """This model, sharing its weights, with memories rounded to `dtype` when written."""
         other = copy.copy(self)
         other.memory_dtype = dtype
@@ -162,7 +163,7 @@ class MemoryModel(
         """Nats by which a memory knows an image, where a model can tell."""
         raise UserError(f"{self.config.name} cannot tell what its memory holds")
 
-    def resized(self, config: ModelConfig) -> Self:
+    def resized(self: M, config: ModelConfig) -> M:
         """The same weights with a memory of another size, where a model can."""
         raise UserError(f"{self.config.name} cannot be scored in a memory of another size")
 
@@ -297,12 +298,12 @@ class MemoryModel(
 
     @classmethod
     def from_pretrained(  # pyright: ignore[reportIncompatibleMethodOverride]
-        cls,
+        cls: type[M],
         pretrained_model_name_or_path: str | Path,
         *,
         map_location: str | torch.device = "cpu",
         **options: object,
-    ) -> Self:
+    ) -> M:
         """Load from a folder or a Hub id; the model comes in evaluation mode. `options` are
         `hf_hub_download`'s: token, revision, cache_dir, force_download, local_files_only."""
         return load_pretrained(cls, pretrained_model_name_or_path, map_location, **options)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from kanerva.config import ModelConfig, model_from_dict, to_dict
 from kanerva.errors import UserError
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from kanerva.models.base import MemoryModel
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
-M = TypeVar("M", bound="MemoryModel")
+M = TypeVar("M", bound=nn.Module)  # a name known here: checks at run time look it up
 
 CARD = """---
 {{ card_data }}
@@ -92,7 +92,7 @@ def read_config(path: Path) -> ModelConfig:
     return model_from_dict(data, where=str(path))
 
 
-def load_weights(model: "MemoryModel", path: Path) -> None:
+def load_weights(model: nn.Module, path: Path) -> None:
     """Fill a model from `model.safetensors`; names, shapes and config must be those it had."""
     state, about = read_tensors(path)
     expected = model.state_dict()

@@ -4,7 +4,7 @@ Step s is a function of (seed, s) and the weights before it: its episodes, its p
 all come from streams named by step or epoch. So a run killed anywhere and resumed from its last
 checkpoint ends with the same weights as one that was never stopped (same machine and threads).
 
-Under `torchrun` several processes share each batch (`devices.py`); the first alone speaks and
+Under `torchrun` several processes share each batch (`devices.py`); the first alone reports and
 writes. How many there are changes rounding and nothing else, so a run may go on with more or fewer.
 """
 
@@ -19,18 +19,12 @@ from lightning_fabric import Fabric
 
 from kanerva.config import RunConfig, to_dict
 from kanerva.data.episodes import FixedEpisodes, TrainingEpisodes
+from kanerva.data.splits import fixed_episodes, load_split
 from kanerva.errors import NumbersWentBad, UserError
 from kanerva.evaluation.bound import bound
 from kanerva.models.base import MemoryModel
 from kanerva.provenance import commit, device_name, versions
-from kanerva.runs import (
-    Journal,
-    check_same_run,
-    fixed_episodes,
-    load_split,
-    locked,
-    open_run,
-)
+from kanerva.runs import check_same_run, locked, open_run
 from kanerva.seeding import derive_seed, stream
 from kanerva.training.checkpoint import (
     Progress,
@@ -42,6 +36,7 @@ from kanerva.training.checkpoint import (
     save_last,
 )
 from kanerva.training.devices import make_fabric, on_rank_zero
+from kanerva.training.reporting import Journal, Reporter
 from kanerva.training.samples import sample_sheet
 from kanerva.training.schedule import lr_factor, warmup_steps
 from kanerva.training.signals import stop_signals
@@ -62,6 +57,20 @@ class Outcome:
     best_nll: float | None
 
 
+@dataclass(frozen=True)
+class Due:
+    """What is to follow a step."""
+
+    row: bool  # of metrics.csv
+    line: bool
+    validation: bool
+    save: bool  # because the last is long ago
+
+    @property
+    def anything(self) -> bool:
+        return self.row or self.line or self.validation or self.save
+
+
 def train(
     config: RunConfig,
     run: Path,
@@ -77,7 +86,8 @@ def train(
 
     Everything that can be wrong with the input is found before anything is written.
     """
-    deadline = None if minutes is None else time.monotonic() + 60 * minutes
+    deadline = math.inf if minutes is None else time.monotonic() + 60 * minutes
+    goal = -math.inf if until is None else until
     train_set = load_split(config, "train", data_root)
     validation_set = load_split(config, "validation", data_root)
     fabric = make_fabric(config, accelerator)
@@ -101,7 +111,7 @@ def train(
         on_rank_zero(fabric, lambda: stack.enter_context(locked(run)))
         caught = stack.enter_context(stop_signals(trainer.compiling))
         try:
-            return trainer.fit(caught, deadline, until)
+            return trainer.fit(caught, deadline, goal)
         except OSError as error:
             raise UserError(f"cannot write to run folder {run}: {error.strerror}") from error
 
@@ -143,7 +153,9 @@ class Trainer:
             self.progress = restore(last, self.model, self.optimizer, self.average)
         if self.progress.step > self.total:
             raise UserError(f"{run} is already at step {self.progress.step}, past {self.total}")
-        self.step = Step(fabric, parts, clip=config.optim.clip, form=form)
+        self.step = Step(
+            fabric, parts, clip=config.optim.clip, form=form, kl_weight=config.kl_weight
+        )
         self.step.carry_on(self.progress.skipped)
         self.about = {
             "config": to_dict(config),
@@ -151,7 +163,7 @@ class Trainer:
             "versions": versions(),
             "device": device_name(fabric.device),
             "processes": fabric.world_size,
-            "step": form,
+            "execution": form,
         }
         self.streak = 0  # steps in a row that were skipped
         self.clock = time.monotonic()  # when `wall_s` was last brought up to date
@@ -161,57 +173,84 @@ class Trainer:
         """The weights that are validated and shipped: the average where there is one."""
         return self.model if self.average is None else self.average
 
-    def fit(self, caught: list[str], deadline: float | None, until: float | None) -> Outcome:
+    def fit(self, caught: list[str], deadline: float, goal: float) -> Outcome:
         """Go from where the run stands to its end, or until told to stop."""
-        config, progress = self.config, self.progress
-        self.journal = Journal(
-            self.run,
-            step=progress.step,
-            total=self.total,
-            metrics_bytes=progress.metrics_bytes,
-            quiet=not self.fabric.is_global_zero,
-        )
-        images = config.batch * config.episode_length
-        self.journal.say(self._beginning())
-        reason = "finished"
-        logged, since = progress.step, time.monotonic()
-        start, begun, began = progress.step, progress.step, time.monotonic()
+        progress, reason = self.progress, "finished"
+        self._start_reporting()
         while progress.step < self.total and reason == "finished":
             self._step(progress.step)
-            progress.step += 1
-            progress.images_seen += images
-            self.journal.bar.update()
-            last = progress.step == self.total
-            validated = progress.step % config.validate_every == 0 or last
-            logging = progress.step % config.log_every == 0 or last
-            talking = self._to_speak(first=progress.step == start + 1)
-            late = time.monotonic() - self.clock > SAVE_EVERY
-            if self.fabric.device.type == "cpu" or validated or logging or talking or late:
-                result = self._look()
-                if talking:
-                    self._speak(result, progress.step - begun, time.monotonic() - began)
-                if progress.step == start + 1 and self.step.form != "eager":
-                    begun, began = progress.step, time.monotonic()  # rates without compilation
-                if logging:
-                    rate = images * (progress.step - logged) / (time.monotonic() - since)
-                    self._log(result, rate)
-                    logged, since = progress.step, time.monotonic()
-            if validated and self._validate() < (-math.inf if until is None else until):
-                reason = "bound"
-            over = deadline is not None and time.monotonic() > deadline
-            stop, over, late = self._agreed(bool(caught), over, late, now=logging or validated)
-            if stop or over:
-                reason = "minutes" if not stop else caught[0] if caught else "SIGTERM"
+            self._count_step()
+            due = self._due()
+            if due.anything or self.fabric.device.type == "cpu":  # elsewhere looking would wait
+                self._report(due)
+            reached = due.validation and self._validate() < goal
+            signalled, timed_out, save = self._any_process(
+                bool(caught),
+                time.monotonic() > deadline,
+                due.save,
+                ask=due.row or due.validation,
+            )
+            if signalled or timed_out:
+                stopped_by = caught[0] if caught else "SIGTERM"  # or another process was told
+                reason = stopped_by if signalled else "minutes"
                 self._look()
-            late = late and self.streak == 0
-            if validated or late or (reason != "finished" and self._healthy()):
+            elif reached:
+                reason = "bound"
+            if due.validation or (save and not self.streak) or self._worth_saving(reason):
                 self._save()
-            if validated:
-                logged, since = progress.step, time.monotonic()
+            if due.validation:
+                self.reporter.row_clock.set(progress.step)  # rates of steps alone
+        return self._end(reason)
+
+    def _start_reporting(self) -> None:
+        """Open the run's files and say what is about to happen."""
+        self.journal = Journal(
+            self.run,
+            step=self.progress.step,
+            total=self.total,
+            metrics_bytes=self.progress.metrics_bytes,
+            quiet=not self.fabric.is_global_zero,
+        )
+        self.journal.line(self._beginning())
+        self.reporter = Reporter(
+            self.journal,
+            self.config,
+            step=self.progress.step,
+            steps_per_epoch=self.episodes.steps_per_epoch,
+            compiles=self.step.form != "eager",
+        )
+
+    def _count_step(self) -> None:
+        self.progress.step += 1
+        self.progress.images_seen += self.config.batch * self.config.episode_length
+        self.journal.bar.update()
+
+    def _due(self) -> Due:
+        """What is to follow the step that was just counted."""
+        config, step = self.config, self.progress.step
+        return Due(
+            row=step % config.log_every == 0 or step == self.total,
+            line=self.reporter.line_due(step),
+            validation=step % config.validate_every == 0 or step == self.total,
+            save=time.monotonic() - self.clock > SAVE_EVERY,
+        )
+
+    def _report(self, due: Due) -> None:
+        result, step = self._look(), self.progress.step
+        if due.line:
+            self.reporter.line(step, result)
+        if due.row:
+            self.reporter.row(step, result, self._lr(step - 1))
+
+    def _worth_saving(self, reason: str) -> bool:
+        return reason != "finished" and self._healthy()
+
+    def _end(self, reason: str) -> Outcome:
+        progress = self.progress
         if progress.step == self.total and reason != "bound":
-            reason = "finished"
+            reason = "finished"  # a signal that came with the last step stopped nothing
         self.journal.bar.close()
-        self.journal.say(f"{reason} at step {progress.step} of {self.total}: {self.run}")
+        self.journal.line(f"{reason} at step {progress.step} of {self.total}: {self.run}")
         return Outcome(reason, progress.step, self.total, progress.best_nll)
 
     def _beginning(self) -> str:
@@ -253,53 +292,20 @@ class Trainer:
             )
         return result
 
-    def _agreed(self, *mine: bool, now: bool) -> list[bool]:
-        """What any process says, of each question. Several ask each other only now and then:
-        they wait for the answer, and must not act on their own."""
+    def _any_process(self, *mine: bool, ask: bool) -> list[bool]:
+        """Of each question, whether any process says yes. Several ask each other only now and then,
+        because they wait for the answer; in between none acts on its own."""
         if self.fabric.world_size == 1:
             return list(mine)
-        if not (now or self.fabric.device.type == "cpu"):
+        if not (ask or self.fabric.device.type == "cpu"):
             return [False] * len(mine)
-        said = torch.tensor([float(one) for one in mine], device=self.fabric.device)
-        total = self.fabric.all_reduce(said, reduce_op="sum")
+        answers = torch.tensor([float(one) for one in mine], device=self.fabric.device)
+        total = self.fabric.all_reduce(answers, reduce_op="sum")
         assert isinstance(total, torch.Tensor)
         return (total > 0).tolist()
 
     def _lr(self, step: int) -> float:
         return self.config.optim.lr * lr_factor(step, self.total, self.warmup)
-
-    def _log(self, result: StepResult, rate: float) -> None:
-        """One row of training metrics, the bar's figures, and now and then a line."""
-        step = self.progress.step
-        terms = {"nll": result.nll, "recon": result.recon, "kl_z": result.kl_z, "kl_y": result.kl_y}
-        self.journal.row(
-            "train",
-            step,
-            step / self.episodes.steps_per_epoch,
-            **terms,
-            lr=self._lr(step - 1),
-            grad_norm=result.grad_norm,
-            images_per_s=rate,
-            skipped=float(self.progress.skipped),
-        )
-        self.journal.bar.set_postfix(
-            {k: f"{v:.1f}" for k, v in terms.items()} | {"img/s": f"{rate:.0f}"}
-        )
-
-    def _to_speak(self, first: bool) -> bool:
-        """Off a terminal: a line after the first step and then every ten seconds."""
-        if self.journal.quiet or not self.journal.bar.disable:
-            return False
-        return first or time.monotonic() - self.journal.spoken >= 10.0
-
-    def _speak(self, result: StepResult, done: int, seconds: float) -> None:
-        line = f"step {self.progress.step}/{self.total} {describe(vars(result))}"
-        if done == 1 and self.step.form != "eager":
-            self.journal.say(f"{line} compiled and run in {seconds:.0f} s")
-            return
-        left = time.gmtime((self.total - self.progress.step) * seconds / done)
-        rate = done * self.config.batch * self.config.episode_length / seconds
-        self.journal.say(f"{line} {rate:.0f} img/s, {time.strftime('%H:%M:%S', left)} left")
 
     def _validate(self) -> float:
         """The bound on validation episodes, which decides what weights are `best`; a sample grid
@@ -314,18 +320,10 @@ class Trainer:
                 f"{self.run}: the validation bound at step {progress.step} is not finite; "
                 f"{self._kept()}"
             )
-        terms = {
-            "nll": score.nll_nats,
-            "recon": score.recon,
-            "kl_z": score.kl_z,
-            "kl_y": score.kl_y,
-        }
-        self.journal.row(
-            "validation", progress.step, progress.step / self.episodes.steps_per_epoch, **terms
-        )
-        self.journal.say(f"step {progress.step}/{self.total} validation {describe(terms)}")
-        if progress.best_nll is None or score.nll_nats < progress.best_nll:
-            progress.best_nll, progress.best_step = score.nll_nats, progress.step
+        self.reporter.validation(progress.step, score)
+        objective = score.objective(config.kl_weight)
+        if progress.best_nll is None or objective < progress.best_nll:
+            progress.best_nll, progress.best_step = objective, progress.step
             best = self.run / "checkpoints" / "best"
             on_rank_zero(self.fabric, lambda: save_best(best, judged))
         episode = self.validation.batch(0, 1).images[0][:16]
@@ -357,11 +355,3 @@ class Trainer:
         on_rank_zero(
             self.fabric, lambda: save_last(last, self.model, state, self.progress, self.about)
         )
-
-
-def describe(terms: dict[str, float]) -> str:
-    """The bound and its terms in a few words."""
-    return (
-        f"bound {terms['nll']:.2f} nats (recon {terms['recon']:.2f}, "
-        f"KL z {terms['kl_z']:.2f}, KL y {terms['kl_y']:.2f})"
-    )

@@ -1,0 +1,47 @@
+"""The data of a run: one split of its set, and the fixed episodes it is scored on."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kanerva.config import RunConfig
+from kanerva.data.episodes import FixedEpisodes
+from kanerva.data.image_set import ImageSet
+from kanerva.data.loading import load
+from kanerva.data.registry import Binarization, info
+from kanerva.errors import UserError
+
+
+def load_split(config: RunConfig, split: str, root: Path | None) -> ImageSet:
+    """One split of a run's data, checked against the image size its model is built for."""
+    name, shape = config.data.set, config.model.image
+    options: dict[str, Any] = {"crop": config.data.crop}
+    if "size" in info(name).options:  # its images are made to fit
+        if config.data.folder is None:
+            raise UserError(f"the {name} set needs --data.folder: a folder of image files")
+        options["folder"], options["channels"] = Path(config.data.folder), shape[0]
+        options["size"] = shape[1:]
+    images = load(name, split, root, **options)
+    if images.image_shape != shape:
+        raise UserError(
+            f"{name} images are {images.image_shape}, but the model is configured for image={shape}"
+        )
+    if config.data.binarization == "none" and config.model.likelihood == "bernoulli":
+        raise UserError("a Bernoulli likelihood needs data.binarization other than none")
+    return images
+
+
+def fixed_episodes(
+    config: RunConfig,
+    images: ImageSet,
+    device: torch.device,
+    binarization: Binarization | None = None,
+) -> FixedEpisodes:
+    """The episodes a run is scored on: its own T and, unless told otherwise, its own pixels."""
+    return FixedEpisodes(
+        images,
+        episode_length=config.episode_length,
+        binarization=binarization or config.data.binarization,
+        device=device,
+    )
