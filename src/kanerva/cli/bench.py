@@ -40,33 +40,31 @@ def make_parser(words: list[str]) -> Parser:
         "until a bound. evaluation: seconds to score a run. Options with several values take them "
         "joined by commas, and every combination is measured."
     )
-    parser.add_argument("what", type=Measurement, nargs="?", default="throughput")
-    parser.add_argument("--preset", type=str, default="mnist", help="one or several")
-    parser.add_argument("--model", type=str, default="kpp", help="one or several")
-    parser.add_argument("--variant", type=str | None, help="kpp's settings: store or generate")
-    parser.add_argument("--execution", type=str | None, help="one or several (all that run here)")
-    parser.add_argument("--episode-length", type=str | None, help="T: one or several")
-    parser.add_argument("--batch", type=str | None, help="episodes a step: one or several")
-    parser.add_argument("--images", type=int | None, help="images a step, whatever T")
-    parser.add_argument("--reads", type=str | None, help="K: one or several (kpp-paper)")
-    parser.add_argument("--size", type=str | None, help="side of the memory: one or several")
-    parser.add_argument(
+    parser.add_option("what", type=Measurement, nargs="?", default="throughput")
+    parser.add_option("--preset", type=str, default="mnist", help="one or several")
+    parser.add_option("--model", type=str, default="kpp", help="one or several")
+    parser.add_option("--variant", type=str | None, help="kpp's settings: store or generate")
+    parser.add_option("--execution", type=str | None, help="one or several (all that run here)")
+    parser.add_option("--episode-length", type=str | None, help="T: one or several")
+    parser.add_option("--batch", type=str | None, help="episodes a step: one or several")
+    parser.add_option("--images", type=int | None, help="images a step, whatever T")
+    parser.add_option("--reads", type=str | None, help="K: one or several (kpp-paper)")
+    parser.add_option("--size", type=str | None, help="side of the memory: one or several")
+    parser.add_option(
         "--rows",
         type=str | None,
         help="of km, dkm, dnc: one or several; maps get as many floats",
     )
-    parser.add_argument("--capacity", type=str | None, help="cells of a memory (kpp)")
-    parser.add_argument("--precision", type=str | None, help="one or several (GPU: bf16-mixed)")
-    parser.add_argument("--steps", type=int | None, help="steps of a window (30), or to compare")
-    parser.add_argument(
-        "--until", type=float | None, help="quality: nats to pass below (the paper's)"
-    )
-    parser.add_argument("--every", type=int, default=100, help="quality: steps between scores")
-    parser.add_argument("--note", type=str, default="", help="quality: a note beside the figure")
-    parser.add_argument("--run", type=str | None, help="evaluation: the run to score")
-    parser.add_argument("--iwae", type=int, default=0, help="evaluation: also with so many samples")
-    parser.add_argument("--results", type=str | None, help="file the record in this folder")
-    parser.add_argument("--name", type=str | None, help="of the record (WHAT-PRESET)")
+    parser.add_option("--capacity", type=str | None, help="cells of a memory (kpp)")
+    parser.add_option("--precision", type=str | None, help="one or several (GPU: bf16-mixed)")
+    parser.add_option("--steps", type=int | None, help="steps of a window (30), or to compare")
+    parser.add_option("--until", type=float | None, help="quality: nats to reach (the paper's)")
+    parser.add_option("--every", type=int, default=100, help="quality: steps between scores")
+    parser.add_option("--note", type=str, default="", help="quality: a note beside the figure")
+    parser.add_option("--run", type=str | None, help="evaluation: the run to score")
+    parser.add_option("--iwae", type=int, default=0, help="evaluation: also with so many samples")
+    parser.add_option("--results", type=str | None, help="file the record in this folder")
+    parser.add_option("--name", type=str | None, help="of the record (WHAT-PRESET)")
     parser.add_device_options()
     return parser
 

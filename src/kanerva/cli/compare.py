@@ -7,7 +7,7 @@ from kanerva.cli.options import Parser, find_run
 
 def make_parser(words: list[str]) -> Parser:
     parser = Parser("Evaluation records side by side.")
-    parser.add_argument(
+    parser.add_option(
         "runs",
         type=str,
         nargs="+",

@@ -8,9 +8,9 @@ from kanerva.errors import UserError
 
 def make_parser(words: list[str]) -> Parser:
     parser = Parser("List the data sets, or download one.")
-    parser.add_argument("action", type=Literal["list", "fetch"])
-    parser.add_argument("name", type=str | None, nargs="?", default=None)
-    parser.add_argument("--data-root", type=str | None, help="folder of the data sets")
+    parser.add_option("action", type=Literal["list", "fetch"])
+    parser.add_option("name", type=str | None, nargs="?", default=None)
+    parser.add_option("--data-root", type=str | None, help="folder of the data sets")
     return parser
 
 

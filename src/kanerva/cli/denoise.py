@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 def make_parser(words: list[str]) -> Parser:
     parser = make_picture_parser("denoise", "Write clean images, then clean noisy ones by reading.")
-    parser.add_argument("--steps", type=int, default=10, help="of iterative reading")
+    parser.add_option("--steps", type=int, default=10, help="of iterative reading")
     return parser
 
 

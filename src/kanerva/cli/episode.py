@@ -23,18 +23,18 @@ if TYPE_CHECKING:
 
 def make_picture_parser(verb: str, description: str) -> Parser:
     parser = Parser(description)
-    parser.add_argument(
+    parser.add_option(
         "run",
         type=str,
         help="run folder, checkpoint folder or Hub id; or a shipped model's name, then RUN is "
         + SHIPPED_RUN,
     )
-    parser.add_argument(
+    parser.add_option(
         "images", type=str, nargs="*", default=[], help="files or folders to write to memory"
     )
     parser.add_argument("--resize", action="store_true", help="crop and resize images to fit")
-    parser.add_argument("--out", type=str | None, help=f"PNG to write (RUN/{verb}.png)")
-    parser.add_argument("--seed", type=int, default=0, help="of noise and samples")
+    parser.add_option("--out", type=str | None, help=f"PNG to write (RUN/{verb}.png)")
+    parser.add_option("--seed", type=int, default=0, help="of noise and samples")
     parser.add_device_options()
     return parser
 

@@ -31,22 +31,20 @@ TRAINING = (  # what a record says about training
 
 def make_parser(words: list[str]) -> Parser:
     parser = Parser("Score a run's best checkpoint; writes RUN/evaluation.json.")
-    parser.add_argument(
+    parser.add_option(
         "run", type=str, help="run folder; or a shipped model's name, then RUN is " + SHIPPED_RUN
     )
-    parser.add_argument("--split", type=Literal["validation", "test"], default="test")
-    parser.add_argument("--episodes", type=int | None, help="score only the first so many")
-    parser.add_argument("--iwae", type=int, default=0, help="also the bound of so many samples")
-    parser.add_argument("--controls", type=int, default=1024, help="images scored by each control")
-    parser.add_argument("--results", type=str | None, help="also file the record under this folder")
-    parser.add_argument("--variant", type=str | None, help="a name for this configuration")
-    parser.add_argument(
-        "--memory-dtype", type=MemoryDtype, default="float32", help="round memories"
-    )
+    parser.add_option("--split", type=Literal["validation", "test"], default="test")
+    parser.add_option("--episodes", type=int | None, help="score only the first so many")
+    parser.add_option("--iwae", type=int, default=0, help="also the bound of so many samples")
+    parser.add_option("--controls", type=int, default=1024, help="images scored by each control")
+    parser.add_option("--results", type=str | None, help="also file the record under this folder")
+    parser.add_option("--variant", type=str | None, help="a name for this configuration")
+    parser.add_option("--memory-dtype", type=MemoryDtype, default="float32", help="round memories")
     resized = "kpp: score the same weights in a memory of another size, "
-    parser.add_argument("--episode-length", type=int | None, help=resized + "of so many images")
-    parser.add_argument("--capacity", type=int | None, help=resized + "of so many cells")
-    parser.add_argument("--size", type=int | None, help=resized + "of this side")
+    parser.add_option("--episode-length", type=int | None, help=resized + "of so many images")
+    parser.add_option("--capacity", type=int | None, help=resized + "of so many cells")
+    parser.add_option("--size", type=int | None, help=resized + "of this side")
     parser.add_device_options()
     return parser
 

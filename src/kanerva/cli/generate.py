@@ -8,8 +8,8 @@ from kanerva.cli.options import Parser, require_at_least
 
 def make_parser(words: list[str]) -> Parser:
     parser = make_picture_parser("generate", "Random-key and key-perturbed samples from a memory.")
-    parser.add_argument("--num", type=int, default=32, help="samples of each kind")
-    parser.add_argument("--spread", type=float, default=0.1, help="of perturbed keys (§4.1.1)")
+    parser.add_option("--num", type=int, default=32, help="samples of each kind")
+    parser.add_option("--spread", type=float, default=0.1, help="of perturbed keys (§4.1.1)")
     parser.add_argument(
         "--sample-pixels", action="store_true", help="draw pixels instead of showing their mean"
     )

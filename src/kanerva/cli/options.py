@@ -18,23 +18,21 @@ SHIPPED_RUN = "runs/pretrained/NAME"  # where output of a shipped model goes: it
 
 
 class Parser(ArgumentParser):
-    """jsonargparse with dashes in flags. A mistake is a `UserError` that names the flag."""
+    """jsonargparse's parser. A mistake is a `UserError` that names the flag."""
 
     def __init__(self, description: str | None = None, prog: str | None = None) -> None:
         super().__init__(
             prog=prog, description=description, exit_on_error=False, allow_abbrev=False
         )
 
-    def add_argument(self, *names: str, **settings: Any) -> Any:
-        # jsonargparse uses this method for argument groups too.
-        if (hint := settings.get("type")) is not None:
-            settings = {"metavar": choose_metavar(hint)} | settings | {"type": Converter(hint)}
-        return super().add_argument(*map(spell_flag, names), **settings)
+    def add_option(self, *names: str, type: Any, **settings: Any) -> None:
+        """A flag or a positional whose value has a type."""
+        add_option(self, *names, type=type, **settings)
 
     def add_device_options(self) -> None:
         """Options of every verb that runs a model."""
-        self.add_argument("--data-root", type=str | None, help="folder of the data sets")
-        self.add_argument("--device", type=Device, default="auto", help="auto: a GPU if any")
+        self.add_option("--data-root", type=str | None, help="folder of the data sets")
+        self.add_option("--device", type=Device, default="auto", help="auto: a GPU if any")
 
     def check_flags(self, words: list[str]) -> None:
         """Refuse flags that this parser does not have."""
@@ -54,6 +52,12 @@ class Parser(ArgumentParser):
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         raise UserError(describe_argument_error(ex, message)) from ex
+
+
+def add_option(section: Any, *names: str, type: Any, **settings: Any) -> None:
+    """Add an option to a parser or to a section of its help."""
+    metavar = choose_metavar(type) if names[0].startswith("-") else None
+    section.add_argument(*names, type=Converter(type), metavar=metavar, **settings)
 
 
 def describe_argument_error(error: object, message: str) -> str:

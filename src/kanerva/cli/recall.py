@@ -12,10 +12,10 @@ Cue = Literal[  # the keys of kanerva.evaluation.noise.CUES, which imports torch
 
 def make_parser(words: list[str]) -> Parser:
     parser = make_picture_parser("recall", "Write images, then read them back from damaged cues.")
-    parser.add_argument("--cue", type=Cue, default="salt_pepper")
-    parser.add_argument("--steps", type=int, default=10, help="of iterative reading")
-    parser.add_argument("--save-memory", type=str | None, help="keep the memory in this file")
-    parser.add_argument("--memory", type=str | None, help="read from this saved memory instead")
+    parser.add_option("--cue", type=Cue, default="salt_pepper")
+    parser.add_option("--steps", type=int, default=10, help="of iterative reading")
+    parser.add_option("--save-memory", type=str | None, help="keep the memory in this file")
+    parser.add_option("--memory", type=str | None, help="read from this saved memory instead")
     return parser
 
 

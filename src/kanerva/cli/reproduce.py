@@ -15,14 +15,14 @@ def make_parser(words: list[str]) -> Parser:
         "Make one table or figure of the paper: trains or finds what it needs, writes a record and "
         "pictures, and sets the claim beside what was measured. Interrupted, it goes on there."
     )
-    parser.add_argument("name", type=str | None, nargs="?", help="one of --list, or all")
+    parser.add_option("name", type=str | None, nargs="?", help="one of --list, or all")
     parser.add_argument("--list", action="store_true", help="what there is, and what it costs")
     parser.add_argument("--quick", action="store_true", help="small, on glyphs: minutes on a CPU")
-    parser.add_argument("--preset", type=str | None, help="data of the full protocol")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=str, default="reproduced", help="folder of what is made")
-    parser.add_argument("--runs", type=str, default="runs/reproduce", help="folder of its models")
-    parser.add_argument("--steps", type=int | None, help="train every model so long")
+    parser.add_option("--preset", type=str | None, help="data of the full protocol")
+    parser.add_option("--seed", type=int, default=0)
+    parser.add_option("--out", type=str, default="reproduced", help="folder of what is made")
+    parser.add_option("--runs", type=str, default="runs/reproduce", help="folder of its models")
+    parser.add_option("--steps", type=int | None, help="train every model so long")
     parser.add_device_options()
     return parser
 

@@ -15,7 +15,14 @@ from typing import Any, get_type_hints
 import docstring_parser
 import yaml
 
-from kanerva.cli.options import Parser, choose_device, get_data_root, spell_flag
+from kanerva.cli.options import (
+    Converter,
+    Parser,
+    add_option,
+    choose_device,
+    get_data_root,
+    spell_flag,
+)
 from kanerva.config import (
     MODEL_CONFIGS,
     ModelConfig,
@@ -45,13 +52,13 @@ class TrainParser(Parser):
         )
         self.model = model
         run = "run folder (runs/PRESET-MODEL-sSEED); torchrun has a --run of its own: there use "
-        self.add_argument("--run", "--run-folder", dest="run", type=str | None,
+        self.add_option("--run", "--run-folder", dest="run", type=str | None,
                           help=run + "--run-folder")  # fmt: skip
         self.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
-        self.add_argument("--minutes", type=float | None, help="stop and save after so long")
-        self.add_argument("--config", type=str | None, help="YAML file of the options below")
+        self.add_option("--minutes", type=float | None, help="stop and save after so long")
+        self.add_option("--config", type=str | None, help="YAML file of the options below")
         self.add_device_options()
-        self.add_argument("--model", type=str, help=f"one of {', '.join(MODEL_CONFIGS)}")
+        self.add_option("--model", type=str, help=f"one of {', '.join(MODEL_CONFIGS)}")
         self.add_config(RunConfig)
         self.add_config(model)
 
@@ -76,7 +83,7 @@ class TrainParser(Parser):
 def add_field(section: Any, config: type, name: str, prefix: str = "") -> None:
     """A field of a dataclass as a flag."""
     hint, text = get_type_hints(config)[name], read_docstrings(config).get(name, "")
-    section.add_argument(f"--{prefix}{name}", type=hint, help=text.replace("%", "%%"))
+    add_option(section, to_flag(prefix + name), type=hint, help=text.replace("%", "%%"))
 
 
 @cache
@@ -173,7 +180,7 @@ def peek(words: list[str]) -> Asked:
     """Read the few flags that decide which options there are."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for name in ("preset", "model", "variant", "image", "seed", "config"):
-        parser.add_argument(f"--{name}")
+        parser.add_argument(f"--{name}", type=Converter(str | None))
     parser.add_argument("--run", "--run-folder", dest="run")
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("-h", "--help", action="store_true")
