@@ -117,7 +117,13 @@ def coerce(hint: Any, value: Any, where: str) -> Any:
     if origin in (Union, types.UnionType):
         if value is None and type(None) in args:
             return None
-        return coerce(next(a for a in args if a is not type(None)), value, where)
+        *others, last = [a for a in args if a is not type(None)]
+        for option in others:
+            try:
+                return coerce(option, value, where)
+            except UserError:
+                continue
+        return coerce(last, value, where)
     if is_dataclass(hint) and isinstance(hint, type):
         require_mapping(value, where)
         return _build(hint, value, where)  # pyright: ignore[reportArgumentType]
