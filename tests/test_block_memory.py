@@ -1,9 +1,12 @@
 """BlockMemory: a heap of features inside any network, and a task that needs it."""
 
+import importlib.util
+import re
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -13,6 +16,7 @@ from torch import Tensor
 from kanerva import BlockMemory, Memory, UserError
 from kanerva.memory.grid import Grid
 
+ROOT = Path(__file__).parents[1]
 KINDS = pytest.mark.parametrize(
     "features, blocks, channels",
     [(6, 8, None), (6, 6, 9), (6, 16, 3), ((3, 2, 4), 8, None), ((3, 2, 4), 1, 2)],
@@ -348,3 +352,39 @@ def test_a_grid_may_be_wider_than_high():
     for size in ((1, 20), (6, 3)):
         with pytest.raises(UserError, match="too fine"):
             Grid(8, size)
+
+
+# Examples and the page
+
+
+def example(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "examples" / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_with_the_memory_a_task_is_solved_that_the_same_network_cannot_do_without():
+    """On four seeds at most 0.009 with it, at least 0.85 without; 0.5 after 2000 steps."""
+    errors = example("memory_in_your_module").main(120)
+    assert set(errors) == {"BlockMemory", "plain attention", "no memory (GRU)"}
+    assert max(errors["BlockMemory"]) < 0.1
+    assert min(errors["no memory (GRU)"]) > 0.5
+
+
+def test_image_features_are_found_from_damaged_cues(capsys):
+    results = example("memory_of_image_features").main(60)
+    error, found = results["BlockMemory"]
+    assert found > 0.6 and error < results["no memory"][0]
+    assert "nearest pixels" in capsys.readouterr().out
+
+
+def test_the_page_runs_as_printed(capsys):
+    (code,) = re.findall(
+        r"```python\n(.*?)```", (ROOT / "docs" / "block_memory.md").read_text(), re.S
+    )
+    names: dict = {}
+    exec(compile(code, "docs/block_memory.md", "exec"), names)
+    assert names["found"].value.shape == (8, 5, 256)
+    assert capsys.readouterr().out
