@@ -368,7 +368,7 @@ def example(name: str) -> ModuleType:
 def test_with_the_memory_a_task_is_solved_that_the_same_network_cannot_do_without():
     """On four seeds at most 0.009 with it, at least 0.85 without; 0.5 after 2000 steps."""
     errors = example("memory_in_your_module").main(120)
-    assert set(errors) == {"BlockMemory", "plain attention", "no memory (GRU)"}
+    assert {"plain attention", "normalised attention"} < set(errors)
     assert max(errors["BlockMemory"]) < 0.1
     assert min(errors["no memory (GRU)"]) > 0.5
 

@@ -13,7 +13,8 @@ Gradients reach what was written, the queries and every parameter; freed blocks 
 What this adds to attention over a list: the state has one size from the first step to the last,
 so it batches, compiles and saves as one tensor; malloc and free are calls of yours, not a window
 that slides or a gate that fades; forgetting is exact; and every block has an address, a handle
-that is never given out twice. Where every item may stay and none is revised, attention is enough.
+that is never given out twice. It does not find better than attention whose queries and keys are
+normalised, as they are here; where every item may stay, that is enough.
 """
 
 from dataclasses import dataclass
