@@ -10,10 +10,9 @@ from kanerva.cli import VERBS, main
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
-TOY = [
-    "--steps", "3", "--encoder.width", "4", "--memory.base", "8", "--keys.hidden", "8",
-    "--readout.hidden", "8", "--readout.prior-width", "4", "--decoder.base", "8",
-    "--validate-episodes", "2", "--device", "cpu",
+TOY = [  # options that every model has
+    "--steps", "3", "--encoder.width", "4", "--decoder.base", "8", "--validate-episodes", "2",
+    "--device", "cpu",
 ]  # fmt: skip
 
 
