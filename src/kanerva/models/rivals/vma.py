@@ -248,7 +248,7 @@ class VariationalMemoryAddressing(MemoryModel):
         if (keys is None) == (handles is None):
             raise UserError("say where to read: keys, or handles")
         if keys is not None:
-            addresses = self.addresses_of(keys if memory.is_batch else keys[None], len(held))
+            addresses = self.addresses_of(self.check_keys(memory, keys)[1], len(held))
         else:
             addresses = torch.as_tensor(handles, device=self.device).view(len(held.pixels), -1)
             if bool(((addresses < 0) | (addresses >= len(held))).any()):
