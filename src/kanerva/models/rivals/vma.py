@@ -239,7 +239,7 @@ class VariationalMemoryAddressing(MemoryModel):
     def read(
         self,
         memory: Memory,
-        keys: Float[Tensor, "*B T 1"] | None = None,
+        keys: Float[Tensor, "*B_T_key"] | None = None,
         *,
         handles: Handles | None = None,
     ) -> DiagonalNormal:
