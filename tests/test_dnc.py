@@ -387,13 +387,6 @@ def test_training_takes_a_lone_image_per_episode_and_half_precision(
     assert terms.elbo.dtype == torch.float32 and terms.loss.isfinite()
 
 
-def test_memories_are_rounded_as_asked(dnc: DifferentiableNeuralComputer, draw: Draw):
-    images = draw(dnc.config, 4)
-    exact = dnc.write(images)
-    dnc.memory_dtype = "int8"
-    torch.testing.assert_close(dnc.write(images).map, exact.quantise("int8").map)
-
-
 # Errors
 
 

@@ -111,16 +111,6 @@ def test_an_episode_is_written_and_recalled_the_same_alone_and_in_a_batch(
     )
 
 
-def test_one_episode_is_a_batch_of_one_in_samples_too(any_model: MatrixMachine, draw: Draw):
-    images = draw(any_model.config, 1, 4)
-    batch, alone = (any_model.elbo(x, generator=stream(3)) for x in (images, images[0]))
-    assert_same_terms(batch[0], alone)
-    batch, alone = (any_model.log_weights(x, 3, generator=stream(3)) for x in (images, images[0]))
-    torch.testing.assert_close(batch[:, 0], alone, **CLOSE)
-    batch, alone = (any_model.write(x, generator=stream(3)).map for x in (images, images[0]))
-    torch.testing.assert_close(batch[0], alone, **CLOSE)
-
-
 # The distribution over memories
 
 
@@ -186,17 +176,6 @@ def test_writing_uses_every_image(any_model: MatrixMachine, draw: Draw, means: N
         assert not torch.allclose(any_model.write(changed).map, before, atol=1e-4)
 
 
-def test_a_memory_is_scored_as_it_is_kept(any_model: MatrixMachine, draw: Draw):
-    images = draw(any_model.config, 2, 4)
-    whole = any_model.write(images, generator=stream(1))
-    any_model.memory_dtype = "int4"
-    noise = stream(1)
-    kept = any_model.write(images, generator=noise)
-    torch.testing.assert_close(kept.map, whole.quantise("int4").map)
-    given = any_model.elbo(images, kept, generator=noise)
-    assert_same_terms(any_model.elbo(images, generator=stream(1)), given)
-
-
 # The bound is one
 
 
@@ -241,16 +220,6 @@ def test_a_permuted_image_pays_for_its_neighbours_key(
     torch.testing.assert_close(permuted.key_kl, own.key_kl.roll(1, dims=1), **CLOSE)
     assert not torch.allclose(permuted.log_likelihood, own.log_likelihood, rtol=0.0, atol=1e-4)
     assert permuted.elbo.shape == (2, 4) and any_model.permuted(images[0]).elbo.shape == (4,)
-
-
-def test_the_same_generator_scores_the_same_and_another_does_not(
-    any_model: MatrixMachine, draw: Draw
-):
-    images = draw(any_model.config, 2, 4)
-    first, again, other = (any_model.elbo(images, generator=stream(s)).elbo for s in (1, 1, 2))
-    assert torch.equal(first, again) and not torch.allclose(first, other)
-    steady = [any_model.elbo(images, sample=False, generator=stream(s)).elbo for s in (1, 2)]
-    assert torch.equal(*steady)
 
 
 # Training

@@ -58,12 +58,6 @@ def test_an_episode_is_scored_the_same_alone_and_in_a_batch(
     assert_same_terms(batch[1], alone)
 
 
-def test_one_episode_is_a_batch_of_one_in_samples_too(any_model: KppPaper, draw: Draw):
-    images = draw(any_model.config, 1, 4)
-    batch, alone = (any_model.elbo(x, generator=stream(3)) for x in (images, images[0]))
-    assert_same_terms(batch[0], alone)
-
-
 @pytest.mark.parametrize("length", [1, 4])
 def test_an_episode_is_recalled_the_same_alone_and_in_a_batch(
     any_model: KppPaper, draw: Draw, length: int

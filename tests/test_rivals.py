@@ -12,7 +12,6 @@ import torch
 from safetensors.torch import load_file
 from torch.distributions import Normal
 
-from kanerva.cli import main
 from kanerva.config import MODEL_CONFIGS, KppPaperConfig, option_names
 from kanerva.data.episodes import FixedEpisodes
 from kanerva.data.image_set import ImageSet
@@ -170,6 +169,8 @@ SMALL = {
 def test_a_rival_trains_resumes_evaluates_and_compares(
     tmp_path: Path, mnist_root: Path, model: str, capsys
 ):
+    from kanerva.cli import main
+
     run, pieces = tmp_path / "run", tmp_path / "pieces"
     flags = ["--preset", "mnist", "--model", model, "--data-root", str(mnist_root)]
     known = option_names(MODEL_CONFIGS[model])

@@ -194,17 +194,6 @@ def test_an_episode_is_scored_the_same_alone_and_in_a_batch(
     assert_same_terms(batch[1], any_model.elbo(images[1], other[1], sample=False))
 
 
-def test_one_episode_is_a_batch_of_one_in_samples_too(
-    model: VariationalMemoryAddressing, draw: Draw
-):
-    images = draw(model.config, 1, 3)
-    for score in (model.elbo, model.left_out, model.permuted):
-        batch, alone = (score(x, generator=stream(3)) for x in (images, images[0]))
-        assert_same_terms(batch[0], alone)
-    batch, alone = (model.log_weights(x, 2, generator=stream(3)) for x in (images, images[0]))
-    torch.testing.assert_close(batch[:, 0], alone, **CLOSE)
-
-
 def test_more_templates_than_are_summed_over_are_drawn(
     model: VariationalMemoryAddressing, draw: Draw, monkeypatch: pytest.MonkeyPatch
 ):
