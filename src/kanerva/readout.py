@@ -79,7 +79,8 @@ class Reading:
     def kl(self) -> PerImage:
         """KL[q(z|.) || p(z|M, y)]; zero where z came from p itself."""
         pairs = zip(self.sources, self.priors, strict=True)
-        return torch.stack([source.kl(prior) for source, prior in pairs]).sum(dim=0)
+        each = [source.kl(prior) for source, prior in pairs]  # pyright: ignore[reportArgumentType]
+        return torch.stack(each).sum(dim=0)
 
     @property
     def log_prior(self) -> PerImage:
