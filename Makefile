@@ -11,7 +11,7 @@ help:
 	@echo "make demo       train on glyphs (about two minutes), evaluate, draw a memory, recall from it"
 	@echo "make test       the whole suite, ruff, basedpyright, shape checks"
 	@echo "make slow       checks that take minutes: compiled steps against eager ones"
-	@echo "make docs       rewrite the figures in README and RESULTS from the records"
+	@echo "make docs       rewrite figures, tables and pages of experiments from the records"
 	@echo "make setup      .venv with everything installed"
 	@echo "make format     ruff format and import order"
 	@echo "make clean      remove .venv, caches and the demo's run"

@@ -7,8 +7,8 @@ import pytest
 from PIL import Image
 
 from kanerva.evaluation.record import read_record
-from kanerva.evaluation.report import keys, samples, sizes
 from kanerva.lab.capacity import draw, main
+from kanerva.lab.tables import keys, samples, sizes
 
 RECORDS = Path(__file__).parents[1] / "results" / "mnist"
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from kanerva.config import DecoderConfig, ReadoutConfig
+from kanerva.config import DecoderConfig, KppDecoderConfig, KppReadoutConfig
 from kanerva.decoder import Decoder, SpatialDecoder
 from kanerva.layers.evonorm import EvoNormS0
 from kanerva.likelihoods import Bernoulli
@@ -56,8 +56,8 @@ PARTS = [(4, 0), (0, 2), (3, 2)]
 def spatial(size: int, channels: int, height: int, width: int) -> SpatialDecoder:
     """With nothing at its initial value: a fresh residual block does nothing. Two binary channels,
     so two outputs."""
-    readout, image = ReadoutConfig(size=size, channels=channels), (2, height, width)
-    net = SpatialDecoder(DecoderConfig(base=16, depth=1), readout, Bernoulli(), image)
+    readout, image = KppReadoutConfig(size=size, channels=channels), (2, height, width)
+    net = SpatialDecoder(KppDecoderConfig(base=16, depth=1), readout, Bernoulli(), image)
     with torch.no_grad():
         for parameter in net.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))

@@ -1,21 +1,18 @@
 """Encoders: a sample with its neighbours in view and nothing else, or by itself (`kpp`)."""
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from kanerva.config import EncoderConfig
+from kanerva.config import KppEncoderConfig, ShiftedResNetConfig
 from kanerva.encoder import EpisodeEncoder, SampleEncoder, quarter
-
-TINY = EncoderConfig(width=8, blocks=(1, 1, 1, 1))
 
 
 def encoder(channels: int = 1, **options: float) -> EpisodeEncoder:
     """In evaluation, with running statistics that come from some images."""
-    net = EpisodeEncoder(replace(TINY, **options), channels)
+    net = EpisodeEncoder(ShiftedResNetConfig(width=8, **options), channels)
     with torch.no_grad():
         for _ in range(5):
             net(torch.rand(3, 4, channels, 16, 16))
@@ -41,13 +38,13 @@ def test_without_shift_an_embedding_sees_its_own_image_only():
 
 
 def test_with_shift_a_neighbour_is_seen_one_step_further_per_block():
-    """Four blocks, one shift each: what changed at t reaches t ± 4 and stops there."""
-    net, episodes = encoder(shift=0.125), torch.rand(8, 12, 1, 16, 16)
+    """Eight blocks, one shift each: what changed at t reaches t ± 8 and stops there."""
+    net, episodes = encoder(shift=0.125), torch.rand(8, 20, 1, 16, 16)
     changed = episodes.clone()
-    changed[:, 6] = torch.rand(8, 1, 16, 16)
+    changed[:, 10] = torch.rand(8, 1, 16, 16)
     moved = (net(episodes) - net(changed)).abs().amax((0, 2))
-    assert (moved[2:11] > 0).all()
-    torch.testing.assert_close(moved[[0, 1, 11]], torch.zeros(3), atol=1e-6, rtol=0)
+    assert (moved[2:19] > 0).all()
+    torch.testing.assert_close(moved[[0, 1, 19]], torch.zeros(3), atol=1e-6, rtol=0)
 
 
 def test_episodes_of_a_batch_do_not_see_each_other():
@@ -69,7 +66,7 @@ def test_pixels_are_centred():
 
 def by_itself(channels: int = 1) -> SampleEncoder:
     """With nothing at its initial value: a fresh residual block does nothing."""
-    net = SampleEncoder(TINY, channels)
+    net = SampleEncoder(KppEncoderConfig(width=8), channels)
     with torch.no_grad():
         for parameter in net.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))

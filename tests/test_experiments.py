@@ -13,7 +13,7 @@ from kanerva.data import ImageSet
 from kanerva.errors import UserError
 from kanerva.lab.experiments import NAMES, Lab, allocator, experiment
 from kanerva.lab.harness import Finding, in_order, perform, save_pictures
-from kanerva.lab.page import pages
+from kanerva.lab.page import conclude, page, pages, rank, read_records
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def test_frames_of_a_path_stay_together():
 
 def test_pictures_and_films_are_saved(tmp_path: Path):
     frames = [Image.new("RGB", (8, 8), (shade, 0, 0)) for shade in (0, 90, 180)]
-    finding = Finding({}, [], "", {"": frames[0], "more": frames[1]}, {"": frames})
+    finding = Finding({}, [], {"": frames[0], "more": frames[1]}, {"": frames})
     files = save_pictures(finding, tmp_path, "a")
     assert files == ["a.png", "a-more.png", "a.gif"]
     with Image.open(tmp_path / "a.gif") as film:
@@ -101,7 +101,7 @@ def test_the_command_lists_and_refuses(capsys):
 def test_the_spatial_transformers_example(tmp_path: Path, capsys):
     out = ["--out", str(tmp_path), "--runs", str(tmp_path / "runs")]
     assert main(["reproduce", "spatial-transformer", "--quick", *out]) == 0
-    assert "verdict: The window is the lower right" in capsys.readouterr().out
+    assert "measured: quick run, decides nothing: the window selects" in capsys.readouterr().out
     record = json.loads((tmp_path / "spatial-transformer-quick.json").read_text())
     assert record["command"] == "kanerva reproduce spatial-transformer --quick"
     assert record["figures"]["against_grid_sample"] < 1e-6
@@ -120,7 +120,7 @@ def test_the_allocator_touches_only_its_own_blocks(lab: Lab):
     sizes = {frame.size for frame in finding.films[""]}
     assert len(sizes) == 1 and finding.pictures[""].height == 5 * sizes.pop()[1]  # pyright: ignore
     known = found["familiarity_held"] > 0 > found["familiarity_freed"]
-    assert ("no longer known" in finding.verdict) == known
+    assert ("no longer known" in allocator.verdict(found)) == known
     said = allocator.verdict(found | {"familiarity_held": 9.0, "familiarity_freed": 2.4})
     assert "touch only" in said and said.endswith("STILL known, by 2 nats to 9 of what is held.")
     assert "do NOT keep the rest" in allocator.verdict(found | {"changed_by_free": 0.1})
@@ -129,7 +129,8 @@ def test_the_allocator_touches_only_its_own_blocks(lab: Lab):
 def test_reconstructions_are_compared(lab: Lab):
     finding = experiment("reconstructions").run(lab)
     ours, theirs = (finding.figures[name]["recalled"] for name in ("kpp", "kpp-paper"))
-    assert ("NOT" in finding.verdict) == (ours >= theirs)
+    verdict = experiment("reconstructions").verdict(finding.figures)
+    assert ("NOT" in verdict) == (ours >= theirs)
     assert all(0 < n <= 1 for f in finding.figures.values() for k, n in f.items() if k != "images")
 
 
@@ -142,11 +143,50 @@ def test_every_experiment_says_what_it_is(name: str):
 
 def test_the_pages_are_those_of_the_records():
     """`make docs` writes docs/experiments; whoever edits one by hand is found out."""
-    root = Path(__file__).resolve().parents[1]
-    for path, text in pages(root / "docs" / "experiments", root / "results" / "reproduce").items():
+    for path, text in pages(ROOT / "docs" / "experiments", ROOT / "results" / "reproduce").items():
         assert path.read_text() == text, path
         for file in re.findall(r"!\[.*?\]\((.*?)\)", text):
             assert (path.parent / file).stat().st_size > 1000, file
+
+
+ROOT = Path(__file__).resolve().parents[1]
+RECORDS = read_records(ROOT / "results" / "reproduce")
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda r: f"{r['name']}-{r['preset']}")
+def test_every_stored_record_can_be_judged_and_stores_no_judgement(record: dict):
+    assert "verdict" not in record
+    about, figures = experiment(record["name"]), record["figures"]
+    for words in (about.summary(figures), about.verdict(figures)):
+        assert words.endswith(".") and "\n" not in words and "nan" not in words
+
+
+@pytest.mark.parametrize("record", [r for r in RECORDS if r["quick"]], ids=lambda r: r["name"])
+def test_a_quick_run_decides_nothing(record: dict):
+    said = experiment(record["name"]).conclusion(record)
+    assert said.startswith("quick run, decides nothing: ")
+    assert not re.search(r"\bNOT\b|NOTHING|HARMS|STILL|does not hold|holds", said)
+    assert said in conclude(record["name"], [record]) and "Verdict" not in page(
+        record["name"], [record], "."
+    )
+
+
+def test_the_first_preset_with_a_full_record_decides():
+    about = experiment("allocator")
+    (one,) = [r for r in RECORDS if r["name"] == "allocator" and r["preset"] == "mazes"]
+    records = [one | {"preset": name} for name in ("celeba", "mazes", "mnist")]
+    ranked = rank([one | {"quick": True, "preset": "glyphs"}, *records], about.presets)
+    assert [r["preset"] for r in ranked] == ["mnist", "mazes", "celeba", "glyphs"]
+    assert conclude("allocator", ranked).endswith("(mnist; also on mazes, celeba)")
+    assert conclude("allocator", []) == "not run yet"
+
+
+def test_a_verdict_follows_the_record_beside_it():
+    """Of mazes: nothing that is held changes, but what was freed is still known."""
+    (one,) = [r for r in RECORDS if r["name"] == "allocator" and r["preset"] == "mazes"]
+    assert one["figures"]["changed_by_malloc"] == one["figures"]["changed_by_free"] == 0
+    said = experiment("allocator").conclusion(one)
+    assert "touch only their own block" in said and "STILL known" in said
 
 
 def test_a_record_holds_the_finding(lab: Lab, tmp_path: Path):

@@ -8,8 +8,25 @@ import pytest
 import torch
 
 from kanerva.distributions import as_normal
-from kanerva.lab.experiments import Lab, experiment, perturb, random_keys, vae_vs_kpp, walk
-from kanerva.lab.experiments.perturb import apart, blurred, rms, scene, sharpness, summary, trained
+from kanerva.lab.experiments import (
+    Lab,
+    experiment,
+    key_density,
+    mcmc,
+    perturb,
+    random_keys,
+    vae_vs_kpp,
+    walk,
+)
+from kanerva.lab.experiments.picture_measures import (
+    Intervals,
+    interval,
+    is_blurred,
+    mean_distance,
+    rms,
+    sharpness,
+)
+from kanerva.lab.experiments.scene import MODELS, Scene, train_for_scene, write_scene
 from kanerva.lab.harness import Finding, save_pictures
 from kanerva.models import Kpp
 
@@ -32,7 +49,7 @@ def noise(seed: int = 0) -> torch.Generator:
 def check(finding: Finding, tmp_path: Path) -> None:
     """What holds for every finding: plain JSON, lines that fit, pictures that can be written."""
     assert json.loads(json.dumps(finding.figures)) == finding.figures
-    assert max(map(len, finding.lines)) <= 110 and finding.verdict.endswith(".")
+    assert max(map(len, finding.lines)) <= 110
     assert len(save_pictures(finding, tmp_path, "x")) == len(finding.pictures) + len(finding.films)
 
 
@@ -48,8 +65,8 @@ def test_distances_are_root_mean_squares():
             torch.testing.assert_close(found[i, j], expected)
     assert torch.equal(rms(some, some).diagonal(), torch.zeros(3))
     pairs = [rms(some, some)[i, j] for i in range(3) for j in range(i)]
-    torch.testing.assert_close(apart(some), torch.stack(pairs).mean())
-    torch.testing.assert_close(apart(torch.stack([some, some * 0]))[1], torch.tensor(0.0))
+    torch.testing.assert_close(mean_distance(some), torch.stack(pairs).mean())
+    torch.testing.assert_close(mean_distance(torch.stack([some, some * 0]))[1], torch.tensor(0.0))
 
 
 def test_sharpness_of_known_pictures():
@@ -63,42 +80,44 @@ def test_sharpness_of_known_pictures():
 
 
 def test_blurred_is_beyond_the_error():
-    def entry(grey: float, ci95: float = 0.01) -> perturb.Figures:
+    def entry(grey: float, ci95: float = 0.01) -> Intervals:
         return {"grey": {"mean": grey, "ci95": ci95}}
 
-    assert blurred(entry(0.3), entry(0.2)) and not blurred(entry(0.2), entry(0.3))
-    assert not blurred(entry(0.3, 0.1), entry(0.2, 0.1)) and not blurred(entry(0.21), entry(0.2))
+    assert is_blurred(entry(0.3), entry(0.2)) and not is_blurred(entry(0.2), entry(0.3))
+    assert not is_blurred(entry(0.3, 0.1), entry(0.2, 0.1)) and not is_blurred(
+        entry(0.21), entry(0.2)
+    )
     few, many = {"edges": {"mean": 0.1, "ci95": 0.0}}, {"edges": {"mean": 0.2, "ci95": 0.0}}
-    assert blurred(few, many) and not blurred(many, few)
+    assert is_blurred(few, many) and not is_blurred(many, few)
 
 
 def test_a_summary_is_mean_and_interval():
-    found = summary(torch.tensor([1.0, 2.0, 3.0, 4.0]))
+    found = interval(torch.tensor([1.0, 2.0, 3.0, 4.0]))
     assert found["mean"] == 2.5
     assert found["ci95"] == pytest.approx(1.96 * math.sqrt(5 / 3) / 2)
 
 
 def test_rows_that_do_not_move_have_no_change_and_own_themselves():
     images = torch.rand(4, 1, 6, 6, generator=noise())
-    found = perturb.measures(images[:, None].expand(-1, 3, -1, -1, -1), images, images, True)
+    found = perturb.measure_rows(images[:, None].expand(-1, 3, -1, -1, -1), images, images, True)
     assert torch.equal(found["change"], torch.zeros(4)) and torch.equal(found["own"], torch.ones(4))
     assert torch.equal(found["nearest"], torch.zeros(4))
-    rolled = perturb.measures(images.roll(1, dims=0)[:, None], images, images, True)
+    rolled = perturb.measure_rows(images.roll(1, dims=0)[:, None], images, images, True)
     assert torch.equal(rolled["own"], torch.zeros(4)) and bool((rolled["change"] > 0.1).all())
 
 
-@pytest.mark.parametrize("name", perturb.MODELS)
+@pytest.mark.parametrize("name", MODELS)
 def test_a_scene_draws_as_its_model_does(lab: Lab, name: str):
     """The same keys and noise give the pictures of the model's own `generate`."""
-    model, length = trained(lab, name)
+    model, length = train_for_scene(lab, name)
     images = lab.images(length)
     with torch.no_grad():
-        at = scene(model, images[None], noise())
+        at = write_scene(model, images[None], noise())
     assert at.starts.shape[:2] == (1, length)
     memory = None if at.memory is None else at.memory[0]
     mine, theirs = noise(5), noise(5)
     with torch.no_grad():
-        made = at.pictures(at.anywhere(3, mine), None if name == "vae" else mine)[0]
+        made = at.pictures(at.draw_keys(3, mine), None if name == "vae" else mine)[0]
     torch.testing.assert_close(made, model.generate(memory, 3, generator=theirs))
 
 
@@ -109,7 +128,7 @@ def test_perturb(lab: Lab, tmp_path: Path):
     finding = experiment("perturb").run(lab)
     check(finding, tmp_path)
     models = finding.figures["models"]
-    assert set(models) == set(perturb.MODELS) and finding.figures["rows"] == 64
+    assert set(models) == set(MODELS) and finding.figures["rows"] == 64
     for name, ways in models.items():
         assert {"unmoved", "0.1", "0.316", "random"} <= set(ways)
         assert ("z redrawn" in ways) == (name != "vae")
@@ -117,25 +136,30 @@ def test_perturb(lab: Lab, tmp_path: Path):
         assert ways["0.1"]["change"]["mean"] <= ways["0.316"]["change"]["mean"] + 1e-4
 
 
-def entry(change: float, within: float, own: float = 1.0, grey: float = 0.1) -> perturb.Figures:
+def entry(change: float, within: float, own: float = 1.0, grey: float = 0.1) -> Intervals:
     values = {"change": change, "within": within, "own": own, "grey": grey}
     return {what: {"mean": value, "ci95": 0.01} for what, value in values.items()}
 
 
 def test_the_verdict_on_perturbed_keys_can_say_no():
     good = {"unmoved": entry(0.0, 0.0), "0.1": entry(0.1, 0.1), "random": entry(0.3, 0.3)}
-    models = {"kpp-generate": good, "kpp-paper": good, "vae": good}
-    said = perturb.verdict(models)
-    assert "kpp-generate: local variation, 0.100" in said and "NOT seen: its pictures" in said
+
+    def verdict(**other: dict[str, Intervals]) -> str:
+        models = {"kpp-generate": good, "kpp-paper": good, "vae": good}
+        models |= {name.replace("_", "-"): ways for name, ways in other.items()}
+        return perturb.verdict({"models": models})
+
+    assert "kpp-generate: local variation, 0.100" in verdict()
+    assert "NOT seen: its pictures" in verdict()
     blurry = good | {"0.1": entry(0.1, 0.1, grey=0.3)}
-    assert "as the paper has it" in perturb.verdict(models | {"vae": blurry})
-    assert "only kpp's pictures are blurred" in perturb.verdict(models | {"kpp-generate": blurry})
+    assert "as the paper has it" in verdict(vae=blurry)
+    assert "only kpp's pictures are blurred" in verdict(kpp_generate=blurry)
     dead = good | {"0.1": entry(0.0, 0.0), "random": entry(0.001, 0.001)}
-    assert "kpp-paper: keys change NOTHING" in perturb.verdict(models | {"kpp-paper": dead})
+    assert "kpp-paper: keys change NOTHING" in verdict(kpp_paper=dead)
     wild = good | {"0.1": entry(0.3, 0.3)}
-    assert "kpp-generate: moved keys are NOT" in perturb.verdict(models | {"kpp-generate": wild})
+    assert "kpp-generate: moved keys are NOT" in verdict(kpp_generate=wild)
     still = good | {"0.1": entry(0.001, 0.001)}
-    assert "vae: z moved by 0.1 change nothing" in perturb.verdict(models | {"vae": still})
+    assert "vae: z moved by 0.1 change nothing" in verdict(vae=still)
 
 
 def test_random_keys(lab: Lab, tmp_path: Path):
@@ -150,15 +174,15 @@ def test_random_keys(lab: Lab, tmp_path: Path):
 
 
 def test_the_verdict_on_random_keys_follows_its_figures():
-    def figures(gap: float, alone: float) -> dict[str, perturb.Figures]:
-        found = {name: {"gap": {"mean": gap, "ci95": 0.005}} for name in perturb.MODELS}
+    def verdict(gap: float, alone: float) -> str:
+        found = {name: {"gap": {"mean": gap, "ci95": 0.005}} for name in MODELS}
         for name in ("kpp-generate", "kpp-paper"):
             found[f"{name}, keys alone"] = {"apart": {"mean": alone, "ci95": 0.0}}
-        return found
+        return random_keys.verdict({"pictures": found})
 
-    assert "kpp-generate: random keys show the memory" in random_keys.verdict(figures(0.1, 0.2))
-    assert "do NOT show the memory" in random_keys.verdict(figures(0.001, 0.2))
-    assert "kpp-paper: random keys all give ONE picture" in random_keys.verdict(figures(0.0, 0.0))
+    assert "kpp-generate: random keys show the memory" in verdict(0.1, 0.2)
+    assert "do NOT show the memory" in verdict(0.001, 0.2)
+    assert "kpp-paper: random keys all give ONE picture" in verdict(0.0, 0.0)
 
 
 # Samples beside a VAE's
@@ -172,9 +196,9 @@ def test_vae_vs_kpp(lab: Lab, tmp_path: Path):
     assert figures["features"]["learnt_from"] == "labels" and figures["trained"]["vae"] == "2 steps"
     found = figures["models"]
     real = found["training images"]["drawn"]["distance"]
-    assert all(found[name]["drawn"]["distance"] > 2 * real for name in perturb.MODELS)  # untrained
+    assert all(found[name]["drawn"]["distance"] > 2 * real for name in MODELS)  # untrained
     assert found["training images"]["grey"]["mean"] == 0 < found["vae"]["grey"]["mean"]
-    assert all(found[name]["expected"]["error"] > 0 for name in perturb.MODELS)
+    assert all(found[name]["expected"]["error"] > 0 for name in MODELS)
 
 
 def test_the_verdict_on_samples_can_say_no():
@@ -188,24 +212,24 @@ def test_the_verdict_on_samples_can_say_no():
         "kpp-paper": one(9.0, 0.3),
         "vae": one(9.1, 0.3),
     }
-    said = vae_vs_kpp.verdict(found)
+    said = vae_vs_kpp.verdict({"models": found})
     assert "kpp-generate is sharper than vae" in said and "and nearer to real images (2.0" in said
     assert "kpp-paper is NOT sharper than vae" in said and "NOT nearer to real images (9.0" in said
-    assert "the memory makes 2.0 of the difference, other networks and training 5.1" in said
+    assert "the memory brings samples 2.0 nearer; without it they are 5.1 nearer than vae" in said
     same = found | {"kpp-generate, nothing written": one(2.1, 0.1)}
-    assert "the memory makes NO difference" in vae_vs_kpp.verdict(same)
+    assert "the memory makes NO difference" in vae_vs_kpp.verdict({"models": same})
 
 
 def test_random_keys_of_a_store_memory_replay_or_read_nothing(lab: Lab):
     """Hard reads: every picture at its mean is that of a block written, or of an empty cell."""
-    model, length = trained(lab, "kpp-store", {"kpp-store": ("kpp", "store", 2)})
+    model, length = train_for_scene(lab, "kpp-store", {"kpp-store": ("kpp", "store", 2)})
     assert isinstance(model, Kpp)
     images = lab.images(length)[None]
     with torch.no_grad():
-        at = scene(model, images, noise())
-        made = at.pictures(at.anywhere(40, noise(1)))[0]
+        at = write_scene(model, images, noise())
+        made = at.pictures(at.draw_keys(40, noise(1)))[0]
         held = at.pictures(at.starts)[0]
-        nothing = perturb.Scene(model, model.empty(1), at.starts).pictures(at.starts[:, :1])[0]
+        nothing = Scene(model, model.empty(1), at.starts).pictures(at.starts[:, :1])[0]
     assert rms(made, torch.cat([held, nothing])).amin(dim=1).max() < 1e-6
 
 
@@ -220,7 +244,7 @@ def gaussian(keys: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("langevin", [False, True])
 def test_both_samplers_have_the_density_as_their_limit(langevin: bool):
     """A step far too long for Langevin without its correction."""
-    chains = walk.walked(
+    chains = mcmc.run_chains(
         gaussian,
         torch.zeros(400, 2),
         langevin=langevin,
@@ -239,7 +263,7 @@ def test_both_samplers_have_the_density_as_their_limit(langevin: bool):
 
 @pytest.mark.parametrize("langevin", [False, True])
 def test_steps_are_fitted_to_their_goal_and_then_fixed(langevin: bool):
-    chains = walk.walked(
+    chains = mcmc.run_chains(
         gaussian,
         torch.zeros(100, 2),
         langevin=langevin,
@@ -257,7 +281,7 @@ def test_a_proposal_into_nowhere_is_refused():
     def half(keys: torch.Tensor) -> torch.Tensor:
         return gaussian(keys) + torch.where(keys[:, 0] > 0, 0.0, -torch.inf)
 
-    chains = walk.walked(
+    chains = mcmc.run_chains(
         half,
         torch.ones(50, 2),
         langevin=False,
@@ -270,31 +294,31 @@ def test_a_proposal_into_nowhere_is_refused():
     assert bool((chains.keys[..., 0] > 0).all()) and bool(chains.step.isfinite().all())
 
 
-def test_the_worth_of_a_chain_is_that_of_an_autoregression():
+def test_the_effective_sample_size_is_that_of_an_autoregression():
     """x' = r x + noise has autocorrelation time (1 + r) / (1 - r)."""
     r, length = 0.8, 20_000
     drawn = torch.randn(length, 4, generator=noise())
     rows = [drawn[0]]
     for each in drawn[1:]:
         rows.append(r * rows[-1] + each)
-    found = walk.effective(torch.stack(rows)).mean().item()
+    found = mcmc.effective_sample_size(torch.stack(rows)).mean().item()
     assert found == pytest.approx(length * (1 - r) / (1 + r), rel=0.15)
-    assert walk.effective(drawn).mean().item() == pytest.approx(length, rel=0.1)
-    assert walk.effective(torch.ones(100, 2)).tolist() == [1.0, 1.0]
+    assert mcmc.effective_sample_size(drawn).mean().item() == pytest.approx(length, rel=0.1)
+    assert mcmc.effective_sample_size(torch.ones(100, 2)).tolist() == [1.0, 1.0]
 
 
 def test_cells_masses_and_variation():
-    points = walk.grid_points(4, torch.device("cpu"))
+    points = key_density.grid_points(4, torch.device("cpu"))
     assert points[0].tolist() == [-0.75, -0.75] and points[1].tolist() == [-0.25, -0.75]
-    assert walk.cell_of(points, 4).tolist() == list(range(16))
+    assert key_density.cell_of(points, 4).tolist() == list(range(16))
     masses = torch.arange(16.0)[None] / 120
     by_hand = torch.tensor([[0 + 1 + 4 + 5, 2 + 3 + 6 + 7, 8 + 9 + 12 + 13, 10 + 11 + 14 + 15]])
-    torch.testing.assert_close(walk.in_cells(masses, 4, 2), by_hand / 120)
-    shares = walk.histogram(points[None, :8], 2)
+    torch.testing.assert_close(key_density.sum_by_cell(masses, 4, 2), by_hand / 120)
+    shares = key_density.histogram(points[None, :8], 2)
     assert shares.tolist() == [[0.5, 0.5, 0.0, 0.0]]
-    assert walk.variation(shares, shares.flip(1)).tolist() == [1.0]
-    many = walk.independent(walk.in_cells(masses, 4, 2), 20_000, noise())
-    assert walk.variation(many, by_hand / 120).item() < 0.02
+    assert key_density.total_variation(shares, shares.flip(1)).tolist() == [1.0]
+    many = key_density.draw_independently(key_density.sum_by_cell(masses, 4, 2), 20_000, noise())
+    assert key_density.total_variation(many, by_hand / 120).item() < 0.02
 
 
 def test_the_targets_slope_is_its_difference_quotient(lab: Lab):
@@ -302,10 +326,10 @@ def test_the_targets_slope_is_its_difference_quotient(lab: Lab):
     model = lab.trained("kpp", "generate", steps=600)
     assert isinstance(model, Kpp)
     maps = torch.randn(1, *model.config.memory.shape, generator=noise())
-    target = walk.Target(model, maps, lab.images(7), 1.0)
+    target = key_density.Target(model, maps, lab.images(7), 1.0)
     between = torch.arange(1, 8) / 4 - 1  # half way between pixels: no kink of the read is near
     keys = as_normal(torch.stack([between, between.flip(0)], dim=1))
-    value, gradient = walk.slope(target, keys)
+    value, gradient = mcmc.log_density_and_slope(target, keys)
     assert gradient.abs().max() > 1
     with torch.no_grad():
         torch.testing.assert_close(value, target(keys))
@@ -343,10 +367,10 @@ def test_the_verdict_on_walks_follows_its_figures(lab: Lab):
         "exactly_at_home": 1.0,
     }
     found = {label: {name: one for name in walk.SAMPLERS} for label in walk.TARGETS}
-    said = walk.verdict(found)
+    said = walk.verdict({"targets": found})
     assert said.startswith("Random walk reaches the tempered density") and "stays with it." in said
     off = found["tempered"] | {"Langevin, fitted": one | {"variation": {"mean": 0.5}}}
     low = found["posterior"] | {"random walk, 0.1": one | {"acceptance": 0.2}}
-    said = walk.verdict(found | {"tempered": off, "posterior": low})
+    said = walk.verdict({"targets": found | {"tempered": off, "posterior": low}})
     assert "Langevin does NOT reach the tempered density" in said
     assert "most such steps do NOT stay with it" in said

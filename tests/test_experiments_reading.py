@@ -56,13 +56,15 @@ def test_the_median_filter_is_the_middle_of_nine():
 def test_distances_are_over_visible_pixels_only():
     pictures, written = torch.rand(2, 3, 1, 4, 5), torch.rand(2, 6, 1, 4, 5)
     squares = (pictures[:, :, None] - written[:, None]).square()
-    torch.testing.assert_close(baselines.apart(pictures, written), squares.mean(dim=(3, 4, 5)))
+    torch.testing.assert_close(
+        baselines.squared_distances(pictures, written), squares.mean(dim=(3, 4, 5))
+    )
     seen = torch.ones(2, 3, 4, 5)
     seen[..., 2:, :] = 0
-    upper = baselines.apart(pictures, written, seen)
+    upper = baselines.squared_distances(pictures, written, seen)
     torch.testing.assert_close(upper, squares[..., :2, :].mean(dim=(3, 4, 5)))
     colour = torch.rand(1, 2, 3, 4, 5)
-    wide = baselines.apart(colour, colour.flip(1), seen[:1, :2])
+    wide = baselines.squared_distances(colour, colour.flip(1), seen[:1, :2])
     expected = (colour - colour.flip(1)).square()[..., :2, :].mean(dim=(2, 3, 4))
     torch.testing.assert_close(wide.diagonal(dim1=1, dim2=2), expected)
 
@@ -106,38 +108,38 @@ def test_hidden_pixels_have_no_say_in_hopfields_update():
 def test_equal_images_count_as_found():
     written = torch.rand(1, 4, 1, 5, 5)
     written[:, 3] = written[:, 0]
-    assert baselines.its_own(written, written).all()
-    assert baselines.its_own(written.roll(1, dims=1), written).tolist() == [
+    assert baselines.nearest_is_own(written, written).all()
+    assert baselines.nearest_is_own(written.roll(1, dims=1), written).tolist() == [
         [True, False, False, False]
     ]
 
 
 def test_a_mean_has_its_standard_error():
     values = torch.tensor([1.0, 2.0, 3.0, 6.0])
-    made = baselines.averaged(values)
+    made = baselines.mean_and_error(values)
     assert made["mean"] == 3 and made["se"] == pytest.approx(math.sqrt(14 / 3 / 4))
-    assert baselines.lower({"mean": 2.0, "se": 1.0})
-    assert not baselines.lower({"mean": 1.9, "se": 1.0})
-    assert not baselines.lower({"mean": -5.0, "se": 1.0})
+    assert baselines.clearly_lower({"mean": 2.0, "se": 1.0})
+    assert not baselines.clearly_lower({"mean": 1.9, "se": 1.0})
+    assert not baselines.clearly_lower({"mean": -5.0, "se": 1.0})
 
 
 def test_shifts_go_four_ways_and_lose_what_leaves():
     image = torch.zeros(200, 1, 9, 9)
     image[..., 4, 4] = 1
-    moved = recall.shifted(image, torch.Generator().manual_seed(0))
+    moved = recall.shift(image, torch.Generator().manual_seed(0))
     places = {tuple(each.nonzero()[0, 1:].tolist()) for each in moved}
     assert places == {(4, 6), (4, 2), (6, 4), (2, 4)}
     corner = torch.ones(40, 1, 2, 2)
-    assert recall.shifted(corner, torch.Generator().manual_seed(0)).sum() == 0
+    assert recall.shift(corner, torch.Generator().manual_seed(0)).sum() == 0
 
 
-def test_recalling_elsewhere_reads_the_next_episodes_memory(lab: Lab):
+def test_recalling_from_another_episode_reads_the_next_episodes_memory(lab: Lab):
     model, images = lab.trained("kpp"), lab.images(8)
     made = [
-        baselines.recalled(
-            model, images, images, 4, steps=2, noise=lab.noise("test"), elsewhere=elsewhere
+        baselines.recall_every_step(
+            model, images, images, 4, steps=2, noise=lab.noise("test"), other_episode=other
         )
-        for elsewhere in (False, True)
+        for other in (False, True)
     ]
     written = images.unflatten(0, (2, 4)).roll(1, dims=0)
     memory = model.write(written, generator=lab.noise("test"))
@@ -247,7 +249,7 @@ def test_the_iterative_bound_is_the_models_own(lab: Lab):
     model, written = lab.trained("kpp", "generate"), lab.images(8).unflatten(0, (2, 4))
     memory = model.write(written, generator=lab.noise("test"))
     with torch.no_grad():
-        found = iterative.measured(model, memory, written, written[None] * 0.9, lab)
+        found = iterative.measure(model, memory, written, written[None] * 0.9, lab)
         bound = model.elbo(written, memory, generator=lab.noise("iterative", "bound")).nll_nats
     torch.testing.assert_close(found["bound"][0], bound.flatten())
     torch.testing.assert_close(

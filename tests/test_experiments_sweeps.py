@@ -51,8 +51,8 @@ def lab(runs: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
 
 
 def checked(finding: Finding) -> dict[str, Any]:
-    """What holds of every finding: plain JSON, narrow lines, a verdict, a picture."""
-    assert max(map(len, finding.lines)) <= 110 and finding.verdict.endswith(".")
+    """What holds of every finding: plain JSON, narrow lines, a picture."""
+    assert max(map(len, finding.lines)) <= 110
     assert all(isinstance(picture, Figure) for picture in finding.pictures.values())
     for number, picture in enumerate(finding.pictures.values()):
         picture.canvas.draw()  # pyright: ignore[reportAttributeAccessIssue]
@@ -102,7 +102,7 @@ def test_runs_are_equal_and_a_test_may_shorten_them(runs: Path):
 
 def test_a_setting_is_scored_as_evaluate_would(lab: Lab):
     setting = sweep.Setting("x", "no-memory", parts={"episode_length": 4})
-    entry = sweep.measured(lab, setting, [0, 1])
+    entry = sweep.train_and_score(lab, setting, [0, 1])
     config = lab.config("no-memory", episode_length=4)
     episodes = fixed_episodes(config, load_split(config, "test", None), lab.device)
     for number, seed in enumerate((0, 1)):
@@ -127,9 +127,13 @@ def test_a_sweep_varies_over_its_values():
     found = sweep.over_values(entries, "nll_nats")
     assert (found["first"], found["last"], found["range"]) == (11.0, 15.0, 4.0)
     assert found["std"] == pytest.approx(math.sqrt(8)) and found["seed_std"] == math.sqrt(2)
-    assert "1.41" in sweep.seeds_said(found)
+    assert "1.41" in sweep.seeds_in_words(found)
     alone = sweep.over_values([{"bound": sweep.over_seeds([score(n)])} for n in (1.0, 2.0)], "kl")
-    assert alone["seed_std"] is None and alone["std"] == 0 and "one seed" in sweep.seeds_said(alone)
+    assert (
+        alone["seed_std"] is None
+        and alone["std"] == 0
+        and "one seed" in sweep.seeds_in_words(alone)
+    )
 
 
 # The four sweeps
@@ -160,11 +164,11 @@ def test_memory_useful_is_drawn_from_records_where_three_seeds_are_there(
     assert figures["gaps"]["kpp"]["nats"] == pytest.approx(90.0)
     assert figures["entries"][1]["bound"]["nll_nats"]["each"] == [98.0, 99.0, 100.0]
     assert not (tmp_path / "runs").exists()  # nothing was trained
-    assert sweep.filed(memory_useful.FILED, "omniglot", least=4) is None
+    assert sweep.read_entries(memory_useful.FILED, "omniglot", least=4) is None
     file = tmp_path / "omniglot" / "kpp-s2.json"
     write_record(json.loads(file.read_text()) | {"config_hash": "other"}, file)
-    assert sweep.filed(memory_useful.FILED, "omniglot") is None
-    assert sweep.filed(memory_useful.FILED, "mnist") is None
+    assert sweep.read_entries(memory_useful.FILED, "omniglot") is None
+    assert sweep.read_entries(memory_useful.FILED, "mnist") is None
 
 
 def filed_as(setting: sweep.Setting, nats: float, seed: int) -> dict[str, Any]:
@@ -182,11 +186,13 @@ def test_memory_usefuls_verdict_follows_the_gap():
     useful = {"nats": 20.0, "margin": 1.0, "clear": True, "over": "x"}
     idle, harmful = useful | {"nats": 0.4, "clear": False}, useful | {"nats": -3.0}
     still = memory_useful.UNSHIFTED
-    said = memory_useful.verdict_of({"kpp-paper": useful, still: idle, "kpp": idle}, "here")
+    said = memory_useful.verdict(
+        {"gaps": {"kpp-paper": useful, still: idle, "kpp": idle}, "images_seen": 9}
+    )
     assert said.startswith("The memory as printed is useful") and "kpp is no different" in said
     for found in (idle, harmful):
         gaps = {"kpp-paper": found, still: idle, "kpp": useful}
-        said = memory_useful.verdict_of(gaps, "here")
+        said = memory_useful.verdict({"gaps": gaps, "images_seen": 9})
         assert "does NOT hold" in said and ("worse" in said) == (found is harmful)
 
 
@@ -217,8 +223,10 @@ def test_episode_lengths_verdict_follows_the_deviation():
     steep = flat | {"std": 3.0}
     noisy = steep | {"seed_std": 3.5}
     for found in (flat, noisy):
-        assert "As in the paper" in episode_length.verdict_of({"kpp-paper": found, "kpp": steep})
-    assert "does NOT hold" in episode_length.verdict_of({"kpp-paper": steep, "kpp": flat})
+        figures = {"over_T": {"kpp-paper": found, "kpp": steep}}
+        assert "As in the paper" in episode_length.verdict(figures)
+    figures = {"over_T": {"kpp-paper": steep, "kpp": flat}}
+    assert "does NOT hold" in episode_length.verdict(figures)
 
 
 def test_read_steps_reads_more_blocks(lab: Lab):
@@ -236,7 +244,9 @@ def test_read_steps_reads_more_blocks(lab: Lab):
 def test_read_steps_verdict_follows_the_deviation():
     def said(std: float, kl_y: float) -> str:
         terms = {"std": std, "seed_std": 0.01}
-        return read_steps.verdict_of({"kl": terms, "nll_nats": terms}, kl_y)
+        return read_steps.verdict(
+            {"over_K": {"kl": terms, "nll_nats": terms}, "largest_kl_y": kl_y}
+        )
 
     assert "As in the paper" in said(0.03, 0.0) and "hardly depends" in said(0.03, 0.0)
     assert "does NOT hold" in said(0.05, 3.0) and "up to 3.00 nats" in said(0.05, 3.0)
@@ -247,7 +257,7 @@ def test_read_steps_verdict_follows_the_deviation():
 
 def test_an_order_is_undone(lab: Lab):
     images = torch.arange(6.0).view(2, 3, 1, 1, 1)
-    shuffled, order = temporal_shift.reordered(images, lab.noise("x"))
+    shuffled, order = temporal_shift.reorder(images, lab.noise("x"))
     assert not torch.equal(shuffled, images)
     assert torch.equal(shuffled.sort(dim=1).values, images)  # within its episode
     assert torch.equal(temporal_shift.put_back(shuffled[..., 0, 0, 0], order), images[..., 0, 0, 0])
@@ -266,10 +276,12 @@ def test_only_what_sees_neighbours_or_writes_in_turn_minds_the_order(lab: Lab):
 def test_temporal_shifts_verdict_follows_gain_and_order():
     gain = {"nats": 2.0, "margin": 1.0, "clear": True, "over": "x"}
     order = {"order": 0.0, "resampling": 2.0}
-    said = temporal_shift.verdict_of({"a": gain, "b": gain}, {"a": order})
+    said = temporal_shift.verdict({"gains": {"a": gain, "b": gain}, "order": {"a": order}})
     assert said.startswith("The shift helps both") and "does not matter to a" in said
     worse = gain | {"nats": -2.0}
-    said = temporal_shift.verdict_of({"a": gain, "b": worse}, {"a": order | {"order": 0.5}})
+    said = temporal_shift.verdict(
+        {"gains": {"a": gain, "b": worse}, "order": {"a": order | {"order": 0.5}}}
+    )
     assert "does NOT show" in said and "HARMS b" in said and "NOT exchangeable" in said
 
 
@@ -296,9 +308,9 @@ def test_characters_are_whole_and_of_one_kind(lab: Lab):
 
 def test_what_is_scored_is_not_written():
     drawings = torch.arange(12.0).view(3, 4, 1, 1, 1)
-    mixed = few_shot.dealt(drawings, torch.Generator().manual_seed(1))
+    mixed = few_shot.shuffle(drawings, torch.Generator().manual_seed(1))
     assert torch.equal(mixed.sort(dim=1).values, drawings) and not torch.equal(mixed, drawings)
-    episodes = few_shot.in_company(mixed[:, 0])
+    episodes = few_shot.mix_episodes(mixed[:, 0])
     assert torch.equal(episodes[:, few_shot.COMPANY // 2], mixed[:, 0])
 
 
@@ -307,13 +319,13 @@ def test_few_shot_scores_under_the_right_memory(few: Lab):
     drawings = few_shot.characters(few, 6)
     model = few.trained("kpp-paper")
     targets, rest = drawings[:, 0], drawings[:, 1:4]
-    found = few_shot.scored(few, model, targets, rest, 0)
+    found = few_shot.score(few, model, targets, rest, 0)
     noise = few.noise("few-shot", 0, 0)
     with torch.no_grad():
         memory = model.write(rest)
-        terms = model.elbo(few_shot.in_company(targets), memory, generator=noise)
+        terms = model.elbo(few_shot.mix_episodes(targets), memory, generator=noise)
     assert torch.allclose(found, terms.nll_nats[:, 4].double())
-    nothing = few_shot.scored(few, model, targets, None, 0)
+    nothing = few_shot.score(few, model, targets, None, 0)
     assert not torch.allclose(found, nothing)
 
 
@@ -326,7 +338,7 @@ def test_few_shot_measures_every_model(few: Lab):
             gain = row["other"]["mean"] - row["own"]["mean"]
             assert row["gain"]["mean"] == pytest.approx(gain, abs=1e-6)
             assert math.isfinite(gain) and row["gain"]["error"] >= 0
-            assert name != "vae" or gain == 0  # nothing can be told to it
+            assert name != "vae" or gain == 0  # it writes nothing
 
 
 def test_a_model_far_off_does_not_hide_the_others(few: Lab):
@@ -341,11 +353,11 @@ def test_a_model_far_off_does_not_hide_the_others(few: Lab):
     }
     figures = {"characters": 3, "rounds": 1, "written": [1], "models": models}
     assert max(map(len, few_shot.table(figures | {"written": [1] * 6}))) <= 110
-    left, middle, right = few_shot.drawn(few, figures).axes
+    left, middle, right = few_shot.draw(few, figures).axes
     assert (left.get_yscale(), right.get_yscale()) == ("symlog", "log")
     assert middle.get_yscale() == "symlog"
     del models["no-memory"]
-    assert {axes.get_yscale() for axes in few_shot.drawn(few, figures).axes} == {"linear"}
+    assert {axes.get_yscale() for axes in few_shot.draw(few, figures).axes} == {"linear"}
 
 
 def test_few_shots_verdict_follows_the_gain():
@@ -354,9 +366,9 @@ def test_few_shots_verdict_follows_the_gain():
         row = {name: {"mean": value, "error": 0.1} for name, value in parts.items()}
         return {"written": [row | {"count": 19}]}
 
-    said = few_shot.verdict_of({"a": model(5.0, 4.0, 70.0), "b": model(0.1, 0.1)})
+    said = few_shot.verdict({"models": {"a": model(5.0, 4.0, 70.0), "b": model(0.1, 0.1)}})
     assert "a +5.00 ± 0.10" in said and "No clear use to b" in said and "Cheapest there: a" in said
-    said = few_shot.verdict_of({"a": model(5.0, -4.0)})
+    said = few_shot.verdict({"models": {"a": model(5.0, -4.0)}})
     assert "nothing to any model" in said and "No clear use to a +5.00 ± 0.10 (-4.00" in said
 
 
@@ -415,15 +427,16 @@ def test_table1_reads_records_and_keeps_scores_apart(lab: Lab, folder: Path):
     assert ours["cifar10"]["vae"]["bound"]["mean"] == 3.0  # bits per dimension
     text = "\n".join(finding.lines)
     assert "81.00±1.00" in text and "75.00±1.00" in text and "≤41.58" in text and "3M" in text
-    assert "kpp-paper does NOT reach MNIST (81.00 > 41.58)" in finding.verdict
-    assert "kpp (ours) reaches MNIST (5.00)" in finding.verdict
+    said = table1.verdict(figures)
+    assert "kpp-paper does NOT reach MNIST (81.00 > 41.58)" in said
+    assert "kpp (ours) reaches MNIST (5.00)" in said
 
 
 def test_a_better_record_changes_table1s_verdict(lab: Lab, folder: Path):
     filed(folder, record("kpp-paper", nats=41.0))
-    assert "kpp-paper reaches MNIST (41.00)" in table1.run(lab).verdict
+    assert "kpp-paper reaches MNIST (41.00)" in table1.verdict(table1.run(lab).figures)
     filed(folder, record("kpp-paper", nats=45.0))
-    said = table1.run(lab).verdict
+    said = table1.verdict(table1.run(lab).figures)
     assert "does NOT reach MNIST (45.00" in said and "By paper_style, which is no bound: " in said
 
 
@@ -447,11 +460,14 @@ def test_table1_without_records_trains_a_few(lab: Lab, folder: Path):
     assert {name for name, ours in column.items() if ours} == {"kpp", "kpp-paper", "vae"}
     assert column["kpp"]["variant"] == "store" and column["vae"]["floats_per_image"] == 0
     assert not figures["from_records"] and "trained just now" in finding.lines[-1]
-    assert "nothing to compare" in finding.verdict
+    assert "nothing to compare" in table1.verdict(figures)
 
 
 def test_the_papers_figures_are_those_the_presets_name():
     for name in ("mnist", "omniglot", "fashion_mnist", "cifar10"):
-        figure = table1.printed("kpp-paper", name).removeprefix("≤")
+        figure = table1.format_published("kpp-paper", name).removeprefix("≤")
         assert figure in (PRESETS[name].__doc__ or "") and figure in table1.EXPERIMENT.claim
-    assert table1.printed("vma", "omniglot") == "103.6" and table1.printed("vae", "mnist") == ""
+    assert (
+        table1.format_published("vma", "omniglot") == "103.6"
+        and table1.format_published("vae", "mnist") == ""
+    )

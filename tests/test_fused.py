@@ -13,14 +13,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kanerva.layers.evonorm import EvoNormS0
-from kanerva.layers.kernels import fused
+from kanerva.layers.kernels import AVAILABLE, norm_tiles
+from kanerva.layers.kernels import evonorm as evonorm_kernels
+from kanerva.layers.kernels import norm_silu as norm_silu_kernels
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-ON_GPU = fused.AVAILABLE and torch.cuda.is_available() and not INTERPRETED
+ON_GPU = AVAILABLE and torch.cuda.is_available() and not INTERPRETED
 DEVICE = "cuda" if ON_GPU else "cpu"
 needs_gpu = pytest.mark.skipif(not ON_GPU, reason="needs triton and a GPU")
 needs_kernels = pytest.mark.skipif(
-    not (ON_GPU or (fused.AVAILABLE and INTERPRETED)),
+    not (ON_GPU or (AVAILABLE and INTERPRETED)),
     reason="needs triton, and a GPU or TRITON_INTERPRET=1",
 )
 # numpy, which interprets, warns where a sigmoid saturates; compilation warns of its own affairs
@@ -43,7 +45,7 @@ def evonorm(x: Tensor, v: Tensor, gamma: Tensor, beta: Tensor, groups: int, eps:
 
 both = pytest.mark.parametrize(
     "op, formula, parameters",
-    [(fused.norm_silu, norm_silu, 2), (fused.evonorm, evonorm, 3)],
+    [(norm_silu_kernels.norm_silu, norm_silu, 2), (evonorm_kernels.evonorm, evonorm, 3)],
     ids=["norm_silu", "evonorm"],
 )
 
@@ -134,7 +136,11 @@ def test_a_mean_far_from_zero_costs_little(
 ):
     """A variance from E[x^2] - E[x]^2 would miss by a thousandth here."""
     x, first, *rest = drawn(parameters, *shape)
-    inputs = [x + 100, first / (100 if op is fused.evonorm else 1), *rest]  # gates stay half open
+    inputs = [
+        x + 100,
+        first / (100 if op is evonorm_kernels.evonorm else 1),
+        *rest,
+    ]  # gates stay half open
     exact = results(formula, 8, doubled(inputs))
     assert_near(results(op, 8, inputs), exact, maps=5e-5, parameters=5e-5)
 
@@ -172,7 +178,7 @@ def test_evonorm_is_the_layer():
     for parameter in layer.parameters():
         torch.nn.init.normal_(parameter)
     x = torch.randn(2, 32, 6, 6, device=DEVICE)
-    got = fused.evonorm(x, layer.v, layer.gamma, layer.beta, layer.groups, layer.eps)
+    got = evonorm_kernels.evonorm(x, layer.v, layer.gamma, layer.beta, layer.groups, layer.eps)
     torch.testing.assert_close(got, layer(x), rtol=1e-5, atol=1e-5)
 
 
@@ -255,17 +261,17 @@ def test_supported_names_the_sizes_that_work(
     shape: tuple[int, ...], groups: int, dtype: torch.dtype, expected: bool
 ):
     x = torch.zeros(shape, dtype=dtype, device="cuda")
-    assert fused.supported(x, groups) is expected
+    assert norm_tiles.supported(x, groups) is expected
 
 
 def test_supported_is_false_on_the_cpu():
-    assert not fused.supported(torch.zeros(2, 64, 4, 4), 8)
+    assert not norm_tiles.supported(torch.zeros(2, 64, 4, 4), 8)
 
 
 def test_without_triton_the_error_says_so(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(fused, "AVAILABLE", False)
+    monkeypatch.setattr(norm_tiles, "AVAILABLE", False)
     x, ones = torch.zeros(2, 64, 4, 4), torch.ones(64)
     with pytest.raises(RuntimeError, match="triton"):
-        fused.norm_silu(x, ones, ones, 8, EPS)
+        norm_silu_kernels.norm_silu(x, ones, ones, 8, EPS)
     with pytest.raises(RuntimeError, match="triton"):
-        fused.evonorm(x, ones, ones, ones, 8, EPS)
+        evonorm_kernels.evonorm(x, ones, ones, ones, 8, EPS)

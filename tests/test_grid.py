@@ -10,7 +10,7 @@ from kanerva.config import rows_and_columns
 from kanerva.distributions import as_uniform
 from kanerva.errors import UserError
 from kanerva.memory.blocks import read_blocks
-from kanerva.memory.grid import Grid, dealt, matched
+from kanerva.memory.grid import Grid, deal, match
 
 CAPACITIES = [1, 2, 4, 6, 8, 9, 12, 15, 16, 20, 25, 36, 40, 49, 64]
 SIZES = [8, 12, 13, 24, 31, 40]
@@ -191,7 +191,7 @@ def test_every_sample_is_matched_to_a_cell_of_its_own(capacity: int, spread: flo
     grid = Grid(capacity, 24)
     for length in {1, (capacity + 1) // 2, capacity}:
         points = 0.3 + spread * (torch.rand(5, length, 2) - 0.5)
-        cells = matched(points, grid)
+        cells = match(points, grid)
         assert cells.shape == (5, length)
         assert cells.min() >= 0 and cells.max() < capacity
         assert all(len(episode.unique()) == length for episode in cells)
@@ -203,17 +203,17 @@ def test_samples_on_cell_centres_of_a_full_grid_stay_put(capacity: int):
     grid = Grid(capacity, 24)
     cells = torch.stack([torch.randperm(capacity) for _ in range(4)])
     points = grid.centres()[cells]
-    assert torch.equal(matched(points, grid), cells)
+    assert torch.equal(match(points, grid), cells)
     room = torch.tensor([1 / grid.columns, 1 / grid.rows])
     strayed = points + 0.99 * room * (2 * torch.rand_like(points) - 1)
-    assert torch.equal(matched(strayed, grid), cells)
+    assert torch.equal(match(strayed, grid), cells)
 
 
 @pytest.mark.parametrize("capacity", [6, 8, 12, 20])
 def test_matching_a_full_grid_is_two_sorts(capacity: int):
     """By hand: samples in order of x are dealt to columns, in each in order of y to rows."""
     grid, points = Grid(capacity, 24), 2 * torch.rand(3, capacity, 2) - 1
-    cells = matched(points, grid)
+    cells = match(points, grid)
     for episode, ours in zip(points.tolist(), cells.tolist(), strict=True):
         by_x = sorted(range(capacity), key=lambda t: episode[t][0])
         for column in range(grid.columns):
@@ -224,7 +224,7 @@ def test_matching_a_full_grid_is_two_sorts(capacity: int):
 
 def test_matching_keeps_order_along_both_axes_in_a_grid_with_room():
     grid, points = Grid(36, 24), 2 * torch.rand(6, 15, 2) - 1
-    cells = matched(points, grid)
+    cells = match(points, grid)
     rows, columns = cells // grid.columns, cells % grid.columns
     for b in range(6):
         for i in range(15):
@@ -239,14 +239,14 @@ def test_a_corner_goes_to_the_corner_and_a_lone_sample_anywhere_to_any_cell():
     """What stays empty is drawn at random: a point from the prior is as likely in every cell."""
     grid = Grid(8, 16)
     corners = torch.tensor([[-1.0, -1.0], [1.0, 1.0]]).expand(50, 2, 2)
-    assert torch.equal(matched(corners, grid), torch.tensor([0, 7]).expand(50, 2))
-    cells = matched(2 * torch.rand(40_000, 1, 2) - 1, grid)
+    assert torch.equal(match(corners, grid), torch.tensor([0, 7]).expand(50, 2))
+    cells = match(2 * torch.rand(40_000, 1, 2) - 1, grid)
     assert chi_square(torch.bincount(cells.flatten(), minlength=8)) < 5
 
 
 def test_dealing_is_a_uniform_choice_among_all_injections():
     """Two samples on a grid of four: twelve ordered pairs, each as likely."""
-    cells = dealt(24_000, 2, Grid(4, 8))
+    cells = deal(24_000, 2, Grid(4, 8))
     assert (cells[:, 0] != cells[:, 1]).all()
     pairs = torch.bincount(cells[:, 0] * 4 + cells[:, 1], minlength=16)
     possible = ~torch.eye(4, dtype=torch.bool).flatten()
@@ -254,7 +254,7 @@ def test_dealing_is_a_uniform_choice_among_all_injections():
 
 
 def test_a_full_deal_uses_every_cell_once():
-    cells = dealt(7, 12, Grid(12, 12))
+    cells = deal(7, 12, Grid(12, 12))
     assert torch.equal(cells.sort(dim=1).values, torch.arange(12).expand(7, -1))
 
 
@@ -263,7 +263,7 @@ def test_the_same_generator_deals_and_matches_the_same_cells():
 
     def both(seed: int) -> list[torch.Tensor]:
         generator = torch.Generator().manual_seed(seed)
-        return [dealt(5, 4, grid, generator), matched(points, grid, generator)]
+        return [deal(5, 4, grid, generator), match(points, grid, generator)]
 
     assert all(map(torch.equal, both(3), both(3)))
     assert not any(map(torch.equal, both(3), both(4)))

@@ -37,7 +37,7 @@ def test_a_key_can_be_learned_through_its_window():
 
 
 def test_each_sample_gets_k_keys_of_its_own_embedding():
-    net = KeyNetwork(KeyConfig(hidden=8, layers=2), embedding=6, reads=3).eval()
+    net = KeyNetwork(KeyConfig(hidden=8), embedding=6, reads=3).eval()
     embedding = torch.randn(2, 5, 6)
     posterior = net(embedding)
     assert posterior.mean.shape == (2, 5, 3, 3)
@@ -48,13 +48,13 @@ def test_each_sample_gets_k_keys_of_its_own_embedding():
 
 def test_heads_differ():
     """K reads look at K places: no head repeats another's numbers."""
-    net = KeyNetwork(KeyConfig(hidden=8, layers=2), embedding=6, reads=2).eval()
+    net = KeyNetwork(KeyConfig(hidden=8), embedding=6, reads=2).eval()
     mean = net(torch.randn(1, 1, 6)).mean[0, 0]
     assert (mean[0] - mean[1]).abs().min() > 1e-4
 
 
 def test_the_key_network_is_linear_in_the_embedding():
-    net = KeyNetwork(KeyConfig(hidden=8, layers=3), embedding=6, reads=2).eval()
+    net = KeyNetwork(KeyConfig(hidden=8), embedding=6, reads=2).eval()
     a, b = torch.randn(1, 2, 6), torch.randn(1, 2, 6)
     between = net(0.25 * a + 0.75 * b).mean
     torch.testing.assert_close(between, 0.25 * net(a).mean + 0.75 * net(b).mean)

@@ -5,7 +5,6 @@ import torch
 from torch import Tensor
 from torch import distributions as td
 
-from kanerva.config import LikelihoodConfig
 from kanerva.errors import UserError
 from kanerva.likelihoods import Bernoulli, LogisticMixture, make_likelihood
 
@@ -148,7 +147,7 @@ def test_mixture_about_a_guess_is_the_mixture_moved(channels: int):
     output = parameters(4, channels, spread=0.2).expand(1, 8, -1, 1, 1)
     guess = 0.4 + 0.2 * torch.rand(1, 8, channels, 1, 1)
     images = guess + 0.3 * (torch.rand(1, 8, channels, 1, 1) - 0.5)
-    about = likelihood.log_prob(likelihood.about(output, guess), images)
+    about = likelihood.log_prob(likelihood.shift_means(output, guess), images)
     torch.testing.assert_close(about, likelihood.log_prob(output, images - guess + 0.5))
     assert (about - likelihood.log_prob(output, images)).abs().min() > 1e-3
 
@@ -157,10 +156,10 @@ def test_mixture_counts_its_means_in_full_precision():
     """From a guess, a bf16 decoder names a pixel to less than a tenth of a level."""
     likelihood, guess = LogisticMixture(1), torch.full((1, 1, 1, 1, 1), 250.3 / 255)
     output = torch.tensor([0.0, 0.001, -7.0]).view(1, 1, 3, 1, 1).bfloat16()
-    mean = likelihood.mean(likelihood.about(output, guess)).item() * 255
+    mean = likelihood.mean(likelihood.shift_means(output, guess)).item() * 255
     assert mean == pytest.approx(250.3 + 0.001 * 127.5, abs=0.01)
     logits = torch.randn(1, 2, 1, 3, 3)
-    assert torch.equal(Bernoulli().about(logits, logits), logits)  # has no mean to move
+    assert torch.equal(Bernoulli().shift_means(logits, logits), logits)  # has no mean to move
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -170,7 +169,7 @@ def test_a_settled_layer_starts_as_narrow_as_it_is_told(channels: int):
     for width in (0.05, 0.2, None):
         last = torch.nn.Linear(16, likelihood.outputs(channels))
         if width is not None:
-            likelihood.settle(last.weight, last.bias, width)
+            likelihood.init_last_layer(last.weight, last.bias, width)
         output = last(torch.randn(2000, 16))[None, :, :, None, None]
         drawn = (likelihood.sample(output) - likelihood.mean(output))[0, :, :, 0, 0]
         spread = 2 * drawn[:, 0].std().item()
@@ -287,11 +286,11 @@ def test_pixels_that_fit_are_accepted():
 
 
 def test_a_config_names_the_likelihood():
-    assert isinstance(make_likelihood(LikelihoodConfig()), Bernoulli)
-    mixture = make_likelihood(LikelihoodConfig(kind="logistic_mixture", components=7))
-    assert isinstance(mixture, LogisticMixture)
-    assert mixture.outputs(1) == 7 * 3 and mixture.outputs(3) == 7 * 10
-    assert make_likelihood(LikelihoodConfig()).outputs(3) == 3
+    assert isinstance(make_likelihood("bernoulli"), Bernoulli)
+    mixture = make_likelihood("logistic_mixture")
+    assert isinstance(mixture, LogisticMixture) and mixture.components == 10
+    assert LogisticMixture(7).outputs(1) == 7 * 3 and LogisticMixture(7).outputs(3) == 7 * 10
+    assert make_likelihood("bernoulli").outputs(3) == 3
 
 
 # Part of an image

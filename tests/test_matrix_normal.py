@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.distributions import MultivariateNormal, kl_divergence
 
-from kanerva.config import RowsConfig
+from kanerva.config import MatrixConfig
 from kanerva.models.rivals.matrix_normal import (
     MatrixNormal,
     MatrixPrior,
@@ -15,7 +15,7 @@ from kanerva.models.rivals.matrix_normal import (
     searched,
     updated,
 )
-from kanerva.seeding import sharing, stream
+from kanerva.seeding import Share
 
 B, T, K, C = 2, 5, 4, 3
 VARIANCE = torch.tensor(0.3).double()
@@ -124,7 +124,7 @@ def test_in_float32_the_covariance_stays_positive_and_gradients_finite(
     variance: float, alike: bool
 ):
     """The sizes of a run; with `alike`, all 64 codes at one address."""
-    prior = MatrixPrior(RowsConfig(noise=variance**0.5))
+    prior = MatrixPrior(MatrixConfig(noise=variance**0.5))
     addresses = torch.randn(2, 64, 32) if not alike else torch.randn(2, 1, 32).expand(2, 64, 32)
     addresses = (5 * addresses).requires_grad_()
     q = posterior(prior(2), addresses, 5 * torch.randn(2, 64, 100), prior.noise_variance)
@@ -169,11 +169,12 @@ def test_the_divergence_of_an_episode_is_not_the_sum_of_its_steps(prior, episode
 
 
 def test_processes_that_share_a_batch_draw_the_memories_of_the_whole(prior):
-    whole = prior.sample(stream(3))
+    torch.manual_seed(3)
+    whole = prior.sample()
     for rank in range(B):
         own = MatrixNormal(prior.mean[[rank]], prior.root[[rank]])
-        with sharing(rank, B):
-            torch.testing.assert_close(own.sample(stream(3)), whole[[rank]])
+        torch.manual_seed(3)
+        torch.testing.assert_close(own.sample(Share(rank, B)), whole[[rank]])
 
 
 # Addresses by least squares
@@ -229,7 +230,7 @@ def test_gradients_are_those_of_differences(prior, episode):
 
 
 def test_noise_starts_as_told_and_never_vanishes():
-    prior = MatrixPrior(RowsConfig(count=K, width=C, noise=0.7))
+    prior = MatrixPrior(MatrixConfig(count=K, width=C, noise=0.7))
     torch.testing.assert_close(prior.noise_variance, torch.tensor(0.49), rtol=5e-3, atol=0.0)
     torch.testing.assert_close(
         prior(2).covariance, torch.eye(K).expand(2, K, K), **{"rtol": 0.0, "atol": 2e-3}

@@ -109,7 +109,7 @@ def test_measured_numbers_are_all_of_the_size_a_tanh_keeps():
     there, back = ToCosines(24, image), FromCosines(24, image)
     before = back(there(pixels))
     for net in (there, back):
-        net.measure(pixels)
+        net.fit_to_data(pixels)
     numbers = there(pixels)
     torch.testing.assert_close(numbers.mean(0), torch.zeros(24), rtol=0, atol=1e-4)
     varied = there.spread > 1 / 255

@@ -1,4 +1,4 @@
-"""Figures in prose: made from records, found where they were typed, and told how to make again."""
+"""Figures in prose: made from records, found where typed, and made again by lines of RESULTS."""
 
 import json
 import re
@@ -12,9 +12,10 @@ from kanerva.cli.train import make_parser, starting_point
 from kanerva.config import RunConfig, from_dict
 from kanerva.errors import UserError
 from kanerva.evaluation.record import read_record
-from kanerva.evaluation.report import compare, headline
-from kanerva.lab.experiments.table1 import BITS, PAPER, SETS
-from kanerva.lab.quote import BLOCK, OTHERS, VALUE, main, quoted, worth
+from kanerva.evaluation.report import compare
+from kanerva.lab import paper_figures
+from kanerva.lab.quote import BLOCK, OTHERS, VALUE, evaluate_expression, main, quoted
+from kanerva.lab.tables import headline
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = [ROOT / "docs", ROOT / "benchmarks"]
@@ -56,8 +57,10 @@ def place(tmp_path: Path) -> Path:
 def test_a_value_is_a_figure_a_mean_or_what_arithmetic_makes_of_them(
     place: Path, expression: str, value: float
 ):
-    assert worth(expression, place) == pytest.approx(value)
-    assert worth(expression, place / "docs") == pytest.approx(value)  # results/ lies above
+    assert evaluate_expression(expression, place) == pytest.approx(value)
+    assert evaluate_expression(expression, place / "docs") == pytest.approx(
+        value
+    )  # results/ lies above
 
 
 def test_values_are_printed_as_asked_and_nothing_else_is_touched(place: Path):
@@ -85,7 +88,7 @@ def test_values_are_printed_as_asked_and_nothing_else_is_touched(place: Path):
 )
 def test_a_value_that_is_not_there_is_named(place: Path, expression: str, words: str):
     with pytest.raises(UserError, match=re.escape(words)):
-        worth(expression, place)
+        evaluate_expression(expression, place)
 
 
 # Tables
@@ -103,9 +106,7 @@ def test_table_1_and_the_headline_keep_the_papers_figures_and_ours_apart():
     scores = [f"{own[how]['nll_nats']:.2f}" for how in ("bound", "paper_style")]
     assert printed.split()[-3:] == ["≤41.58", *scores]
     every = records("*/*")
-    table = [
-        line.split(" | ") for line in headline(every, PAPER["kpp-paper"], SETS, BITS).split("\n")
-    ]
+    table = [line.split(" | ") for line in headline(every).split("\n")]
     assert len({len(row) for row in table}) == 1
     assert "MNIST, nats" in table[0][1] and table[2][1] == "≤ 41.58"
     seeds = [r["bound"]["nll_nats"] for r in records("omniglot/kpp-store-s?")]
@@ -115,10 +116,10 @@ def test_table_1_and_the_headline_keep_the_papers_figures_and_ours_apart():
     assert any(row[1] == f"{sum(unwritten) / len(unwritten):.2f}" for row in table)
     mine = records("omniglot/kpp-store-s?")
     again = mine[0] | {"bound": mine[0]["bound"] | {"nll_nats": 1e6}}
-    other, told = again | {"config_hash": "another"}, (PAPER["kpp-paper"], SETS, BITS)
-    assert headline([*mine, other], *told) == headline(mine, *told)  # seeds of one configuration
-    assert headline([*mine, again], *told) != headline(mine, *told)
-    assert headline(records("mnist/vae-s0"), {"mnist": 1.0}, SETS, BITS).count("\n") == 3
+    other = again | {"config_hash": "another"}
+    assert headline([*mine, other]) == headline(mine)  # seeds of one configuration
+    assert headline([*mine, again]) != headline(mine)
+    assert headline(records("mnist/vae-s0")).count("\n") == 3
 
 
 def test_compare_says_how_long_a_run_trained():
@@ -150,9 +151,10 @@ def test_every_mark_is_understood(name: str):
     assert not re.search(r"^[ >]*(?:[-*+] +|\d+\. +)?<!-- value", text, re.MULTILINE)
 
 
-ALLOWED = {figure for column in PAPER.values() for figure in column.values()} | {
-    20.6, 6.32, 0.625, 0.041,  # the paper's: §4.2, §3.3, §4.3
-    0.125, 0.3, 0.5, 0.25, 0.1,  # its shift, its example of a window and ours, its spread of keys
+ALLOWED = {figure for column in paper_figures.TABLE1.values() for figure in column.values()} | {
+    paper_figures.SHIFT_GAIN, paper_figures.MEMORY_GAIN, paper_figures.KEY_NOISE,
+    paper_figures.EPISODE_LENGTH_STD, paper_figures.READS_KL_STD, *paper_figures.WINDOW,
+    0.125, 0.25,  # its temporal shift; our example of a window
     3.47, 3.58,  # ln 32, ln 36
     0.003, 0.01, 0.05,  # values of --memory.noise
     2.3, 2.8,  # aims, bits/dim
@@ -209,7 +211,7 @@ def config_of(words: list[str]) -> RunConfig:
     return from_dict(RunConfig, options)
 
 
-def told() -> dict[str, set[str]]:
+def hashes_by_record() -> dict[str, set[str]]:
     """For each record that a line names, the hashes of what the lines train or score."""
     named: dict[str, set[str]] = {}
     runs: dict[str, list[str]] = {}
@@ -236,7 +238,7 @@ def told() -> dict[str, set[str]]:
 
 
 def test_every_record_can_be_made_again_by_a_line_of_results():
-    named = told()
+    named = hashes_by_record()
     for path in RECORDS:
         name = f"{path.parent.name}/{path.stem}"
         assert name in named, f"RESULTS.md does not say how to train {name}"

@@ -6,18 +6,17 @@ import math
 import pytest
 import torch
 from torch import Tensor
-from torch import distributions as td
 
-from kanerva.config import MemoryConfig, ReadoutConfig
+from kanerva.config import KppReadoutConfig, PaperMemoryConfig, PaperReadoutConfig
 from kanerva.readout import ReadoutPosterior, ReadoutPrior, SpatialReadout
 
-CONFIG = ReadoutConfig(size=5, hidden=8, layers=2, prior_width=8)
+CONFIG = PaperReadoutConfig(size=5, hidden=8, prior_width=8)
 
 
 @pytest.mark.parametrize("block", [1, 3, 4, 7, 16])
 @pytest.mark.parametrize("reads, channels", [(1, 1), (3, 2)])
 def test_any_stack_of_traces_gives_a_normal_over_the_readout(block: int, reads: int, channels: int):
-    memory = MemoryConfig(channels=channels, size=16, reads=reads, block=block)
+    memory = PaperMemoryConfig(channels=channels, size=16, reads=reads, block=block)
     prior = ReadoutPrior(CONFIG, memory)(torch.randn(2, 3, reads, channels, block, block))
     assert prior.mean.shape == prior.log_std.shape == (2, 3, 5)
     assert not torch.equal(prior.mean[0, 0], prior.mean[0, 1])
@@ -26,7 +25,7 @@ def test_any_stack_of_traces_gives_a_normal_over_the_readout(block: int, reads: 
 @pytest.mark.parametrize("training", [True, False])
 def test_the_prior_of_one_image_does_not_see_the_others_traces(training: bool):
     """Condition 1: no batch statistic, index or state, in training either."""
-    net = ReadoutPrior(CONFIG, MemoryConfig(size=16, block=4)).train(training)
+    net = ReadoutPrior(CONFIG, PaperMemoryConfig(size=16, block=4)).train(training)
     traces = torch.randn(3, 4, 2, 3, 4, 4)
     whole, alone = net(traces), net(traces[1:2, 2:3])
     again = net(traces.flip(0, 1))
@@ -36,12 +35,12 @@ def test_the_prior_of_one_image_does_not_see_the_others_traces(training: bool):
 
 
 def test_the_prior_carries_no_state():
-    assert not list(ReadoutPrior(CONFIG, MemoryConfig(size=16, block=4)).buffers())
+    assert not list(ReadoutPrior(CONFIG, PaperMemoryConfig(size=16, block=4)).buffers())
 
 
 def test_every_read_and_channel_reaches_the_prior():
     """The K traces are stacked along channels (App. E)."""
-    net = ReadoutPrior(CONFIG, MemoryConfig(size=16, block=4, reads=3, channels=2))
+    net = ReadoutPrior(CONFIG, PaperMemoryConfig(size=16, block=4, reads=3, channels=2))
     traces = torch.randn(1, 1, 3, 2, 4, 4, requires_grad=True)
     net(traces).mean.sum().backward()
     assert traces.grad is not None and (traces.grad.abs().sum((0, 1, 4, 5)) > 0).all()
@@ -62,8 +61,8 @@ PARTS = [(4, 0), (0, 2), (3, 2)]  # numbers of the global part, maps of the spat
 TRACE, FEATURES, SIDE = (2, 4, 3), 6, (2, 3)
 
 
-def spatial(size: int, channels: int, posterior: str = "residual") -> SpatialReadout:
-    config = ReadoutConfig(size=size, channels=channels, posterior=posterior, prior_width=8)
+def spatial(size: int, channels: int) -> SpatialReadout:
+    config = KppReadoutConfig(size=size, channels=channels, prior_width=8)
     return SpatialReadout(config, TRACE, FEATURES, SIDE)
 
 
@@ -102,30 +101,6 @@ def test_a_residual_posterior_starts_at_the_prior(size: int, channels: int):
 
 
 @pytest.mark.parametrize("size, channels", PARTS)
-def test_an_amortised_posterior_starts_at_a_standard_normal_wherever_the_prior_is(
-    size: int, channels: int
-):
-    net, (traces, maps) = spatial(size, channels, "amortised"), inputs(2, 3)
-    mean = net(traces, maps, sample=False)
-    assert (mean.readout == 0).all() and (mean.kl > 0).all()
-    drawn = net(traces, maps)
-    expected = td.Normal(0.0, 1.0).log_prob(drawn.readout).sum(-1)
-    torch.testing.assert_close(drawn.log_posterior, expected)
-
-
-def test_the_same_weights_mean_another_posterior_when_amortised():
-    residual, amortised = awake(spatial(3, 2)), spatial(3, 2, "amortised")
-    amortised.load_state_dict(residual.state_dict())
-    traces, maps = inputs(2, 3)
-    torch.testing.assert_close(
-        residual(traces, sample=False).readout, amortised(traces, sample=False).readout
-    )
-    one, other = (net(traces, maps, sample=False) for net in (residual, amortised))
-    assert ((one.kl - other.kl).abs() > 1e-2).all()
-    assert ((one.readout - other.readout).abs().amax(-1) > 1e-2).all()
-
-
-@pytest.mark.parametrize("size, channels", PARTS)
 def test_a_residual_is_counted_in_units_of_the_prior(size: int, channels: int):
     """Off by delta standard deviations and exp(rho) times as wide: a KL of
     delta^2 / 2 + (exp(2 rho) - 1) / 2 - rho for each number, whatever the prior."""
@@ -140,11 +115,10 @@ def test_a_residual_is_counted_in_units_of_the_prior(size: int, channels: int):
     torch.testing.assert_close(net(traces, maps).kl, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("posterior", ["residual", "amortised"])
 @pytest.mark.parametrize("size, channels", PARTS)
-def test_a_readings_divergence_is_its_expected_log_ratio(size: int, channels: int, posterior: str):
+def test_a_readings_divergence_is_its_expected_log_ratio(size: int, channels: int):
     """Monte Carlo; with both parts the spatial KL depends on the global draw, so both are means."""
-    net, draws = awake(spatial(size, channels, posterior)), 4000
+    net, draws = awake(spatial(size, channels)), 4000
     traces, maps = (x.expand(-1, draws, -1, -1, -1) for x in inputs(1, 1))
     with torch.no_grad():
         reading = net(traces, maps)
@@ -154,9 +128,8 @@ def test_a_readings_divergence_is_its_expected_log_ratio(size: int, channels: in
     assert reading.kl.mean() > 0.1 and error < 0.1 * reading.kl.mean()  # sharp enough to tell
 
 
-@pytest.mark.parametrize("posterior", ["residual", "amortised"])
-def test_densities_of_one_number_integrate_to_one(posterior: str):
-    net = awake(spatial(1, 0, posterior), noise=0.05)  # neither too wide nor too narrow
+def test_densities_of_one_number_integrate_to_one():
+    net = awake(spatial(1, 0), noise=0.05)  # neither too wide nor too narrow
     traces, maps = (x.expand(-1, 4001, -1, -1, -1) for x in inputs(1, 1))
     line = torch.linspace(-20, 20, 4001).view(1, 4001, 1)
     reading = net(traces, maps, readout=line)

@@ -185,5 +185,5 @@ def test_a_key_falls_on_a_block_or_beside_it(heap: ModelConfig, placement: str):
     memory = MemoryConfig(size=8, reads=1, block=2, placement=placement, capacity=16)
     model = Kpp(replace(heap, memory=memory)).eval()
     held = model.write(torch.bernoulli(torch.full((2, 5, 1, 8, 8), 0.5)))
-    assert nearest_is_held(model, held, as_normal(held.places)).all()
-    assert not nearest_is_held(model, model.empty(2), as_normal(held.places)).any()
+    assert nearest_is_held(held, as_normal(held.places)).all()
+    assert not nearest_is_held(model.empty(2), as_normal(held.places)).any()

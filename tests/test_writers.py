@@ -4,15 +4,15 @@ import pytest
 import torch
 from torch import nn
 
-from kanerva.config import MemoryConfig
-from kanerva.memory.writers import BlockAllocator, PooledWriter
+from kanerva.config import PaperMemoryConfig
+from kanerva.memory.writers import BlockWriter, PooledWriter
 
 FLOAT64 = {"rtol": 1e-9, "atol": 1e-12}
 
 
 def writer(**options: int) -> PooledWriter:
     settings = {"size": 16, "block": 2, "base": 16, **options}
-    return PooledWriter(MemoryConfig(**settings), embedding=6).double().eval()
+    return PooledWriter(PaperMemoryConfig(**settings), embedding=6).double().eval()
 
 
 @pytest.mark.parametrize("size", [2, 4, 5, 8, 24, 40, 64])
@@ -48,7 +48,7 @@ def test_writing_is_affine_in_the_embedding(size: int):
 
 def test_feature_maps_halve_per_layer_from_256():
     """App. E: a base projection of 256, divided by 2 per layer, to a 3 x 64 x 64 memory."""
-    net = PooledWriter(MemoryConfig(), embedding=512)
+    net = PooledWriter(PaperMemoryConfig(), embedding=512)
     layers = [m for m in net.modules() if isinstance(m, nn.ConvTranspose2d)]
     assert [layer.in_channels for layer in layers] == [256, 128, 64, 32]
     assert layers[-1].out_channels == 3
@@ -67,10 +67,8 @@ def test_a_base_that_cannot_be_halved_again_stays_at_one():
 # kpp: each sample its own block
 
 
-def allocator(channels: int = 2, block: tuple[int, int] = (4, 3)) -> BlockAllocator:
-    config = MemoryConfig(channels=channels, size=16, block=4)
-    sizes = {"features": 6, "side": (2, 3), "block": block, "image": (1, 8, 12)}
-    return BlockAllocator(config, **sizes).double()
+def block_writer(channels: int = 2, block: tuple[int, int] = (4, 3)) -> BlockWriter:
+    return BlockWriter((channels, *block), features=6, side=(2, 3)).double()
 
 
 def features(batch: int, length: int) -> torch.Tensor:
@@ -81,7 +79,7 @@ def features(batch: int, length: int) -> torch.Tensor:
 def test_a_block_has_the_shape_it_is_told_and_every_number_of_it_varies(
     channels: int, block: tuple[int, int]
 ):
-    net = allocator(channels, block)
+    net = block_writer(channels, block)
     blocks = net(features(4, 5))
     assert net.shape == (channels, *block) and blocks.shape == (4, 5, channels, *block)
     assert (blocks.flatten(0, 1).std(0) > 0).all()
@@ -89,19 +87,19 @@ def test_a_block_has_the_shape_it_is_told_and_every_number_of_it_varies(
 
 @pytest.mark.parametrize("size", [1.0, 1e3])
 def test_blocks_stay_within_one(size: float):
-    blocks = allocator()(size * features(4, 5))
+    blocks = block_writer()(size * features(4, 5))
     assert (blocks.abs() <= 1).all() and blocks.min() < -0.1 and blocks.max() > 0.1
 
 
 @pytest.mark.parametrize("training", [True, False])
 def test_a_block_is_made_from_its_own_sample_alone(training: bool):
-    net, maps = allocator().train(training), features(3, 4)
+    net, maps = block_writer().train(training), features(3, 4)
     torch.testing.assert_close(net(maps)[1, 2], net(maps[1:2, 2:3])[0, 0], **FLOAT64)
     torch.testing.assert_close(net(maps.flip(0, 1)).flip(0, 1), net(maps), **FLOAT64)
     assert not list(net.buffers())
 
 
 def test_a_block_is_an_affine_map_of_its_sample_before_it_is_squashed():
-    net, a, b = allocator(), features(1, 3), features(1, 3)
+    net, a, b = block_writer(), features(1, 3), features(1, 3)
     expected = 1.7 * net(a).atanh() - 0.7 * net(b).atanh()
     torch.testing.assert_close(net(1.7 * a - 0.7 * b).atanh(), expected, rtol=1e-6, atol=1e-9)

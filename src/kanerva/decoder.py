@@ -7,15 +7,18 @@ from torch import nn
 
 from kanerva.config import DecoderConfig, KppDecoderConfig, KppReadoutConfig
 from kanerva.encoder import quarter
+from kanerva.errors import UserError
 from kanerva.layers.evonorm import EvoNormS0
-from kanerva.layers.outline import FromCosines, box, shares
+from kanerva.layers.outline import FromCosines, ToCosines, box, shares
 from kanerva.layers.pixel_context import Features, Neighbours, Parameters, Pixels, Told
 from kanerva.layers.residual import NormSiLU, residual_stack
 from kanerva.likelihoods import Likelihood
-from kanerva.seeding import Noise, as_generator
+from kanerva.readout import before_tanh
+from kanerva.seeding import Noise, as_generator, stream
 from kanerva.shapes import DecoderOutput, Episode, Readout
 
 _NOTHING = 0.02  # below this root mean square an outline is an empty place's (they are about 0.4)
+_FIT_PIXELS = 2**20  # enough to fit a linear guess
 _CONTEXT_DEPTH = 4  # ours: residual blocks of each pixel that sees its neighbours
 _NARROWEST = 16  # ours: feature maps are halved per layer, but not below this
 
@@ -155,3 +158,22 @@ def _box(outline: int, image: tuple[int, int, int], reach: int) -> tuple[int, in
     while max(down, across) > reach + 1:
         down, across = (down // 2, across) if down > across else (down, across // 2)
     return down, across
+
+
+@torch.no_grad()
+def fit_outlines(writer: ToCosines, decoder: SpatialDecoder, pixels: Pixels, noise: float) -> None:
+    """Outlines are counted in units of what is usual in these images, and where pixels see their
+    neighbours they start from the best linear guesses, given outlines with noise and without."""
+    assert decoder.outline is not None
+    if len(pixels) < 2:
+        raise UserError("what is usual cannot be measured on one image")
+    for outline in (writer, decoder.outline):
+        outline.fit_to_data(pixels)
+    if decoder.near is not None:
+        pixels = pixels[:: ceil(pixels[:, 0].numel() / _FIT_PIXELS)]
+        blocks = writer(pixels).tanh()
+        generator = stream("measure", device=blocks.device)
+        drawn = torch.randn(blocks.shape, generator=generator, device=blocks.device)
+        expected = decoder.outline(before_tanh(blocks + noise * drawn))
+        nothing = decoder.outline(torch.zeros_like(blocks[:1]))
+        decoder.near.fit_to_data(expected, nothing, pixels)

@@ -154,9 +154,9 @@ class ReadDistribution(Protocol):
 KeyPosterior = DiagonalNormal | ConfinedNormal
 
 
-def no_keys(batch: int, length: int, device: torch.device) -> DiagonalNormal:
+def no_keys(features: Latent) -> DiagonalNormal:
     """The key posterior of a model without keys: no number, no cost."""
-    nothing = torch.zeros(batch, length, 0, device=device)
+    nothing = torch.zeros(*features.shape[:2], 0, device=features.device)
     return DiagonalNormal(nothing, nothing)
 
 

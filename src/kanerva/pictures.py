@@ -11,7 +11,7 @@ from torch import Tensor
 _FRAME, _PAPER, _RULE, _INK = 2, (255, 255, 255), (208, 208, 208), (40, 40, 40)
 Pictures = Float[Tensor, "_ C H W"]
 
-MODEL_COLOURS = {  # of lines and bars, in speeds and in sweeps
+MODEL_COLOURS = {  # a model has one colour, in every picture
     "kpp": "#1b6ca8",
     "kpp-paper": "#e07b00",
     "no-memory": "#6a6a6a",

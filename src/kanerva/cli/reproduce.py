@@ -6,7 +6,7 @@ from typing import Any
 from kanerva.cli.options import Parser, at_least, device_of, root_of
 from kanerva.errors import UserError
 from kanerva.lab.experiments import NAMES, Experiment, Lab, experiment
-from kanerva.lab.harness import perform, told
+from kanerva.lab.harness import describe, perform
 from kanerva.provenance import command
 
 
@@ -40,7 +40,7 @@ def reproduce(argv: list[str]) -> int:
         for lab in labs(found, options):
             typed = command(["reproduce", *(found.name if w == "all" else w for w in argv)])
             record = perform(found, lab, Path(options["out"]), typed)
-            print(told(record))
+            print(describe(found, record))
             for file in record["pictures"]:
                 print(Path(options["out"]) / file)
             print()

@@ -69,7 +69,8 @@ def unknown_option(cls: type[ModelConfig], option: str, where: str = "") -> User
     if users:
         return UserError(f"{start}{cls.name} does not use {option} ({', '.join(users)} do)")
     near = get_close_matches(option, own, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(own)}"
+    groups = dict.fromkeys(name.split(".")[0] for name in own)
+    hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(groups)}"
     return UserError(f"{start}unknown option {option!r}; {hint}")
 
 
@@ -91,10 +92,16 @@ def _coerce(hint: Any, value: Any, where: str) -> Any:
     if origin in (Union, types.UnionType):
         if value is None and type(None) in args:
             return None
-        return _coerce(next(a for a in args if a is not type(None)), value, where)
-    if is_dataclass(hint) and isinstance(hint, type):
+        *others, last = [a for a in args if a is not type(None)]
+        for option in others:
+            try:
+                return _coerce(option, value, where)
+            except UserError:
+                continue
+        return _coerce(last, value, where)
+    if is_dataclass(hint):
         require_mapping(value, where)
-        return _build(hint, value, where)
+        return _build(hint, value, where)  # pyright: ignore[reportArgumentType]
     if origin is Literal:
         if value not in args:
             raise UserError(f"{where} must be one of {', '.join(map(str, args))}, got {value!r}")

@@ -53,12 +53,16 @@ class OptimConfig:
     """Largest gradient norm. ours"""
     ema: float = 0.0
     """Decay of an average of the weights; 0 disables. ours"""
+    kl_weight: float | Literal["1/T"] = 1.0
+    """Weight of both KL terms in training; with any but 1 what is minimised is no bound."""
 
     def __post_init__(self) -> None:
         require_positive(self, "lr", "clip")
         require_not_negative(self, "weight_decay", "warmup_epochs")
         if not 0 <= self.ema < 1:
             raise UserError(f"optim.ema must lie in [0, 1), got {self.ema}")
+        if self.kl_weight != "1/T":
+            require_positive(self, "kl_weight")
 
 
 NOT_HASHED = ("seed", "log_every", "preset", "variant", "execution", "data.folder")
@@ -104,6 +108,12 @@ class RunConfig:
             )
         if self.episode_length * self.batch < 2:
             raise UserError("a step of one image is too few for batch statistics: raise batch")
+
+    @property
+    def kl_weight(self) -> float:
+        """Weight of both KL terms in training, as a number."""
+        weight = self.optim.kl_weight
+        return 1 / self.episode_length if weight == "1/T" else weight
 
     def config_hash(self) -> str:
         """Names what is trained: what differs from the defaults, whatever the seed, the folder of

@@ -1,39 +1,57 @@
-"""The record of an evaluation: every figure with how it was made.
+"""Score a run: its record, every figure with how it was made.
 
 The rules in short: `bound` is a valid upper bound on -ln p(x|M) in nats per image, one
 sample of each latent; `paper_style` decodes posterior means and is no bound; controls are bounds
 given another memory; the memory is free, so its size stands beside every figure.
 """
 
-import csv
-import json
 import math
-import os
-import statistics
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-import torch
-from torch.utils.flop_counter import FlopCounterMode
-
-from kanerva.config import RunConfig
-from kanerva.data import Binarization
+from kanerva.config import RunConfig, flatten, to_dict
+from kanerva.data.episodes import FixedEpisodes
+from kanerva.data.image_set import ImageSet
+from kanerva.data.registry import Binarization
 from kanerva.errors import NumbersWentBad, UserError
 from kanerva.evaluation.bound import Score, bound, iwae, memory_kl
 from kanerva.evaluation.controls import IMAGES, controls
-from kanerva.evaluation.resized import Elsewhere
+from kanerva.evaluation.costs import flop_per_image, gather_training_facts, memory_size
+from kanerva.evaluation.records import (
+    SCHEMA,
+    check_record,
+    file_record,
+    read_record,
+    read_records,
+    run_record_name,
+    write_record,
+)
+from kanerva.evaluation.resized import ResizedMemory
 from kanerva.evaluation.uses import familiarity, generation, like_beside_like
-from kanerva.models import Kpp, checkpoint_folder
-from kanerva.models.base import ElboTerms, MemoryModel
+from kanerva.models.base import MemoryModel
+from kanerva.models.kpp import Kpp
+from kanerva.models.loading import checkpoint_folder
 from kanerva.provenance import command, commit, device_name, versions
 from kanerva.runs import fixed_episodes, load_split, read_run_config
+
+__all__ = [  # records are read and written elsewhere, and asked for here
+    "evaluate",
+    "file_record",
+    "flop_per_image",
+    "memory_size",
+    "read_record",
+    "read_records",
+    "run_record_name",
+    "write_record",
+]
 
 SECOND_COLUMNS: dict[str, list[Binarization]] = {
     "mnist": ["threshold"],
     "omniglot": ["dither", "threshold"],
 }
+Entry = dict[str, Any]
 
 
 def evaluate(
@@ -46,225 +64,219 @@ def evaluate(
     control_images: int = IMAGES,
     variant: str | None = None,
     memory_dtype: str = "float32",
-    elsewhere: Elsewhere | None = None,
+    resized: ResizedMemory | None = None,
     data_root: Path | None = None,
-) -> dict[str, Any]:
+) -> Entry:
     """Score a run's best checkpoint, `model`, and return its record.
 
-    `memory_dtype` rounds every memory after it was written; `elsewhere` scores the same weights
-    in a memory of another size.
+    `memory_dtype` rounds every memory after it was written; `resized` scores the same weights in a
+    memory of another size. The model given and torch's own generator stay as they are.
     """
-    config, facts = read_run_config(run), training_facts(run)
-    if model.config != config.model_config():
+    trained, facts = read_run_config(run), gather_training_facts(run)
+    if model.config != trained.model:
         raise UserError(f"{run / 'config.yaml'} does not describe the checkpoint: one was altered")
-    own = (config.episode_length, config.memory)
-    if elsewhere is not None:
-        config, model = elsewhere.moved(config, model)
-    model.memory_dtype, kept = memory_dtype, model.memory_dtype
-    images = load_split(config, split, data_root)
-    scored = fixed_episodes(config, images, model.device)
-    limit = len(scored) if episodes is None else min(episodes, len(scored))
-    headline = bound(model, scored, limit=limit, title="bound")
-    if not math.isfinite(headline.nll_nats):
-        raise NumbersWentBad(f"{run}: the bound is {headline.nll_nats}")
-    paper = bound(model, scored, sample=False, limit=limit, title="paper style")
-    record: dict[str, Any] = {
-        "schema": 1,
+    config = trained
+    if resized is not None:
+        config, model = resized.apply(trained, model)
+    subject = Subject(config, model.storing_as(memory_dtype), split, episodes, data_root)
+    headline = score_headline(subject, run)
+    record = {
+        "schema": SCHEMA,
         "kind": "evaluation",
-        "model": config.model,
+        **describe_run(config, run, variant),
+        **describe_episodes(subject, headline),
+        "memory": describe_memory(subject, headline),
+        "resized": config != trained,
+        "z_shape": describe_readout(model),
+        **charge_memory(subject, headline),
+        **score_at_means(subject),
+        **score_by_importance(subject, iwae_samples),
+        **score_controls(subject, control_images),
+        **measure_uses(subject, control_images),
+        **score_other_pixels(subject),
+        **facts,
+        "params": sum(p.numel() for p in model.parameters()),
+        "flop_per_image": flop_per_image(model, config),
+        **describe_origin(config, model),
+    }
+    check_record(record, f"the record of {run}")
+    return record
+
+
+class Subject:
+    """What is scored: a model as its run's config describes it, on the first episodes of a
+    split."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        model: MemoryModel,
+        split: str,
+        episodes: int | None,
+        data_root: Path | None,
+    ) -> None:
+        self.config, self.model, self.split = config, model, split
+        self.images: ImageSet = load_split(config, split, data_root)
+        self.episodes: FixedEpisodes = fixed_episodes(config, self.images, model.device)
+        whole = len(self.episodes)
+        self.limit = whole if episodes is None else min(episodes, whole)
+        self.partial = self.limit < whole
+
+    def at_most(self, images: int) -> int:
+        """So many images, or as many as are scored at all."""
+        return min(images, self.limit * self.config.episode_length)
+
+
+# Scores
+
+
+def score_headline(subject: Subject, run: Path) -> Score:
+    """The bound; one that is no number is no result."""
+    found = bound(subject.model, subject.episodes, limit=subject.limit, title="bound")
+    if not math.isfinite(found.nll_nats):
+        raise NumbersWentBad(f"{run}: the bound is {found.nll_nats}")
+    return found
+
+
+def charge_memory(subject: Subject, headline: Score) -> Entry:
+    """The bound; and a full one, on -ln p(X) / T, where a model has a distribution over memories
+    and KL(M) can be charged."""
+    entry, model = as_entry(headline, subject.config), subject.model
+    if not model.has_memory_kl:
+        return {"bound": entry}
+    kl_m = memory_kl(model, subject.episodes, limit=subject.limit, title="KL(M)")
+    full = as_total(headline.nll_nats + kl_m, subject.config)
+    return {"bound": entry | {"kl_m": kl_m}, "full_bound": full}
+
+
+def score_at_means(subject: Subject) -> Entry:
+    """The paper's style; and, for runs trained so, each KL divided by T. Neither is a bound."""
+    config = subject.config
+    found = bound(
+        subject.model, subject.episodes, sample=False, limit=subject.limit, title="paper style"
+    )
+    entries = {"paper_style": as_entry(found, config)}
+    if config.optim.kl_weight == "1/T":
+        entries["kl_over_T"] = as_total(found.objective(config.kl_weight), config)
+    return entries
+
+
+def score_by_importance(subject: Subject, samples: int) -> Entry:
+    """The tighter bound of so many samples; nothing where none are asked for."""
+    if not samples:
+        return {}
+    nll, ci95 = iwae(
+        subject.model, subject.episodes, samples, limit=subject.limit, title=f"iwae {samples}"
+    )
+    return {"iwae": {"k": samples, "nll_nats": nll, "ci95": ci95}}
+
+
+def score_controls(subject: Subject, images: int) -> Entry:
+    """Bounds given another memory."""
+    tried = controls(subject.model, subject.episodes, subject.at_most(images))
+    count = max((s.n_images for s in tried.values() if s is not None), default=0)
+    entries = {k: None if s is None else as_entry(s, subject.config) for k, s in tried.items()}
+    return {"controls": {"n_images": count, **entries}}
+
+
+def measure_uses(subject: Subject, images: int) -> Entry:
+    """What a heap of blocks is for; nothing where a model has none."""
+    if not subject.model.has_blocks:
+        return {}
+    model, episodes = cast(Kpp, subject.model), subject.episodes
+    count = subject.at_most(images)
+    return {
+        "familiarity": familiarity(model, episodes, count),
+        "places": like_beside_like(model, episodes, count),
+        "generation": generation(model, episodes, count),
+    }
+
+
+def score_other_pixels(subject: Subject) -> Entry:
+    """The bound where grey pixels become bits in the other ways that are published."""
+    config, model = subject.config, subject.model
+    if config.data.binarization != "sample":
+        return {}
+    entries = {}
+    for how in SECOND_COLUMNS.get(config.data.set, []):
+        episodes = fixed_episodes(config, subject.images, model.device, how)
+        found = bound(model, episodes, limit=subject.limit, title=how)
+        entries[how] = as_entry(found, config)
+    return {"other_binarizations": entries}
+
+
+def as_entry(score: Score, config: RunConfig) -> Entry:
+    """A score as it stands in a record."""
+    entry = asdict(score)
+    del entry["n_images"]
+    return entry | {"bits_per_dim": score.bits_per_dim(config.model.image)}
+
+
+def as_total(nats: float, config: RunConfig) -> Entry:
+    """A score of which only the sum is kept."""
+    pixels = math.prod(config.model.image)
+    return {"nll_nats": nats, "bits_per_dim": nats / (math.log(2) * pixels)}
+
+
+# What was scored, and how
+
+
+def describe_run(config: RunConfig, run: Path, variant: str | None) -> Entry:
+    """The run, by its names."""
+    return {
+        "model": config.model.name,
         "preset": config.preset,
         "data": config.data.set,
         "variant": variant or config.variant,
         "checkpoint": checkpoint_folder(run).name.removeprefix(".").removesuffix(".old"),
-        "split": split,
-        "n_images": headline.n_images,
-        "n_episodes": limit,
-        "partial": limit < len(scored),
         "seed": config.seed,
+    }
+
+
+def describe_episodes(subject: Subject, headline: Score) -> Entry:
+    """The images: which, how many, and the hash of their pixels."""
+    config = subject.config
+    return {
+        "split": subject.split,
+        "n_images": headline.n_images,
+        "n_episodes": subject.limit,
+        "partial": subject.partial,
+        "split_hash": subject.episodes.fingerprint(subject.limit),
         "T": config.episode_length,
-        "K": config.memory.reads,
-        "memory": memory_size(model, config.episode_length, memory_dtype),
-        "elsewhere": (config.episode_length, config.memory) != own,
-        "z_shape": z_shape(config, model),
+        "K": count_reads(config),
         "binarization": config.data.binarization,
-        "image": list(config.image),
-        "bound": as_entry(headline, config),
-        "paper_style": as_entry(paper, config),
+        "image": list(config.model.image),
     }
-    if model.has_memory_kl:
-        kl_m = memory_kl(model, scored, limit=limit, title="KL(M)")
-        full = headline.nll_nats + kl_m  # bounds -ln p(X) / T: the memory is charged
-        record["bound"]["kl_m"] = kl_m
-        record["full_bound"] = {
-            "nll_nats": full,
-            "bits_per_dim": full / (math.log(2) * math.prod(config.image)),
-        }
-    if iwae_samples:
-        nll, ci95 = iwae(model, scored, iwae_samples, limit=limit, title=f"iwae {iwae_samples}")
-        record["iwae"] = {"k": iwae_samples, "nll_nats": nll, "ci95": ci95}
-    tried = controls(model, scored, min(control_images, limit * config.episode_length))
-    record["controls"] = {
-        "n_images": max((s.n_images for s in tried.values() if s is not None), default=0),
-        **{name: None if s is None else as_entry(s, config) for name, s in tried.items()},
-    }
-    if isinstance(model, Kpp):
-        count = min(control_images, limit * config.episode_length)
-        record["familiarity"] = familiarity(model, scored, count)
-        record["places"] = like_beside_like(model, scored, count)
-        record["generation"] = generation(model, scored, count)
-    if config.data.binarization == "sample":
-        record["other_binarizations"] = {}
-        for how in SECOND_COLUMNS.get(config.data.set, []):
-            second = fixed_episodes(config, images, model.device, how)
-            found = bound(model, second, limit=limit, title=how)
-            record["other_binarizations"][how] = as_entry(found, config)
-    flop = flop_per_image(model, config)
-    model.memory_dtype = kept
-    return record | facts | {
-        "params": sum(p.numel() for p in model.parameters()),
-        "flop_per_image": flop,
-        "split_hash": scored.fingerprint(limit),
+
+
+def describe_memory(subject: Subject, headline: Score) -> Entry:
+    """What the memory takes, and what it costs together with the bound."""
+    model, image = subject.model, subject.config.model.image
+    size = memory_size(model, subject.config.episode_length, model.memory_dtype)
+    bits_per_dim = size["bits_per_image"] / math.prod(image)
+    both = bits_per_dim + headline.bits_per_dim(image)
+    return size | {"bits_per_dim": bits_per_dim, "sum_bits_per_dim": both}
+
+
+def describe_origin(config: RunConfig, model: MemoryModel) -> Entry:
+    """All that it takes to make the same again."""
+    return {
+        "config": to_dict(config),
         "config_hash": config.config_hash(),
         "commit": commit(),
         "versions": versions(),
         "device": device_name(model.device),
         "command": command(sys.argv[1:]),
-    }  # fmt: skip
-
-
-def as_entry(score: Score, config: RunConfig) -> dict[str, float]:
-    """A score as it stands in a record."""
-    entry = asdict(score)
-    del entry["n_images"]
-    return entry | {"bits_per_dim": score.bits_per_dim(config.image)}
-
-
-def memory_size(model: MemoryModel, length: int, dtype: str = "float32") -> dict[str, Any]:
-    """Shape, and floats and bits for each image, of all that p reads of an episode of T images."""
-    shape = model.memory_shape(length)
-    return {
-        "shape": list(shape),
-        "dtype": dtype,
-        "floats_per_image": math.prod(shape) / length,
-        "bits_per_image": model.memory_bits(length, dtype) / length,
     }
 
 
-def z_shape(config: RunConfig, model: MemoryModel) -> list[Any]:
+def count_reads(config: RunConfig) -> int:
+    """K, reads for each image: one, where a model has no option for it."""
+    options = flatten(to_dict(config.model))
+    return options.get("memory.reads", options.get("rows.heads", 1))
+
+
+def describe_readout(model: MemoryModel) -> list[Any]:
     """Numbers of the readout; of each of its parts where it has several."""
-    if not isinstance(model, Kpp):
-        return [config.readout.size]
-    parts = [list(shape) for shape in model.readout.shapes.values()]
+    parts = model.readout_shapes
     return parts if len(parts) > 1 else parts[0]
-
-
-def training_facts(run: Path) -> dict[str, Any]:
-    """How long the run trained: images seen, seconds, and the median of its images/s."""
-    facts: dict[str, Any] = {"images_seen": None, "images_per_s": None, "wall_s": None}
-    last = run / "checkpoints" / "last"
-    try:
-        saved = json.loads((last / "state.json").read_text())["progress"]
-        log, rates = run / "metrics.csv", []
-        if log.is_file():  # weights may come without it
-            with log.open() as file:
-                rates = [
-                    float(r["images_per_s"]) for r in csv.DictReader(file) if r["images_per_s"]
-                ]
-    except FileNotFoundError:  # or without their run
-        return facts
-    except (ValueError, KeyError, TypeError, OSError) as error:
-        raise UserError(f"{run}: state.json or metrics.csv is damaged: {error!r}") from error
-    return {
-        "images_seen": saved["images_seen"],
-        "images_per_s": statistics.median(rates) if rates else None,
-        "wall_s": saved["wall_s"],
-        "steps": saved["step"],
-        "best_step": saved["best_step"],
-        "skipped_steps": saved["skipped"],
-    }
-
-
-def flop_per_image(model: MemoryModel, config: RunConfig) -> float:
-    """Floating-point operations of one training pass, forward and backward, for each image."""
-    episode = torch.zeros(1, config.episode_length, *config.image, device=model.device)
-    counter = FlopCounterMode(display=False)
-    with counter, torch.enable_grad():
-        outputs = model(episode)
-        beside = outputs.pop("auxiliary", torch.zeros((), device=model.device))
-        (ElboTerms(**outputs).loss + beside).backward()
-    model.zero_grad(set_to_none=True)
-    return counter.get_total_flops() / config.episode_length
-
-
-def record_name(record: dict[str, Any]) -> str:
-    """Where a record lies under `results/`."""
-    variant = f"-{record['variant']}" if record["variant"] else ""
-    split = "" if record["split"] == "test" else f"-{record['split']}"
-    return f"{record['preset']}/{record['model']}{variant}-s{record['seed']}{split}.json"
-
-
-def run_record_name(record: dict[str, Any]) -> str:
-    """What a record is called in its run folder: a quick look, fewer bits or another memory never
-    replace the full figure."""
-    split = "" if record["split"] == "test" else f"-{record['split']}"
-    memory = record["memory"]
-    other = "" if memory["dtype"] == "float32" else f"-{memory['dtype']}"
-    if record["elsewhere"]:
-        other += f"-T{record['T']}-side{memory['shape'][-1]}"
-    return f"evaluation{split}{other}{'-partial' if record['partial'] else ''}.json"
-
-
-def file_record(record: dict[str, Any], results: Path) -> Path:
-    """File a record under `results/`, unless another configuration's or a fuller one is there."""
-    path = results / record_name(record)
-    if path.exists():
-        there = read_record(path)
-        if there["config_hash"] != record["config_hash"]:
-            raise UserError(f"{path} is of another configuration: give this one a --variant name")
-        if there["memory"] != record["memory"]:
-            raise UserError(f"{path} is of another memory: give this one a --variant name")
-        if record["partial"] and not there["partial"]:
-            raise UserError(f"{path} is of the whole split; a part does not replace it")
-    write_record(record, path)
-    return path
-
-
-def write_record(record: dict[str, Any], path: Path) -> None:
-    """As JSON, all of it or nothing."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.tmp")
-        temporary.write_text(json.dumps(record, indent=2) + "\n")
-        os.replace(temporary, path)
-    except OSError as error:
-        raise UserError(f"cannot write record {path}: {error.strerror}") from error
-
-
-NEEDED = {"model", "preset", "split", "bound", "paper_style", "controls", "memory", "config_hash"}
-
-
-def read_record(path: Path) -> dict[str, Any]:
-    """The record of a run folder (of the whole test set, if it is there), or a record file."""
-    files = [path]
-    if path.is_dir():
-        files = [path / f"evaluation{part}.json" for part in ("", "-partial")]
-    file = next((file for file in files if file.is_file()), None)
-    if file is None:
-        what = f"run `kanerva evaluate {path}` first" if path.is_dir() else "no such file"
-        raise UserError(f"no evaluation record at {files[0]}: {what}")
-    try:
-        record = json.loads(file.read_text())
-    except (json.JSONDecodeError, UnicodeDecodeError, OSError) as error:
-        raise UserError(f"{file} is not a record: {error}") from error
-    if not isinstance(record, dict) or record.get("kind") != "evaluation":
-        raise UserError(f"{file} is not the record of an evaluation")
-    if missing := NEEDED - record.keys():
-        raise UserError(f"{file} is not a whole record: it lacks {', '.join(sorted(missing))}")
-    return record
-
-
-def read_records(path: Path) -> list[dict[str, Any]]:
-    """The record of a run folder or a file; of another folder all records in it."""
-    if path.is_dir() and not any(path.glob("evaluation*.json")) and any(path.glob("*.json")):
-        return [read_record(file) for file in sorted(path.glob("*.json"))]
-    return [read_record(path)]

@@ -97,7 +97,7 @@ def generation(model: Kpp, episodes: FixedEpisodes, images: int) -> dict[str, fl
         keys = as_normal(memory.places)
         random = torch.randn(*keys.shape[:1], length, 2, generator=noise, device=keys.device)
         drawn = model.generate_at(memory, random, generator=noise)
-        on_block = nearest_is_held(model, memory, random)
+        on_block = nearest_is_held(memory, random)
         pictures = {
             "recalled": model.reconstruct(written),
             "held": drawn[on_block],
@@ -124,14 +124,7 @@ def generation(model: Kpp, episodes: FixedEpisodes, images: int) -> dict[str, fl
     return {"n": len(others) * episodes.episode_length} | means
 
 
-def nearest_is_held(
-    model: Kpp, memory: Memory, keys: Float[Tensor, "B T 2"]
-) -> Bool[Tensor, "B T"]:
-    """Whether the place nearest to a key holds a block."""
-    assert memory.slots is not None
-    owners, points = memory.slots.owners, memory.slots.points
-    if model.placer.grid is not None:
-        return owners.gather(1, model.placer.grid.cell_of(as_uniform(keys))) >= 0
-    reach = model.placer.block[0] / model.config.memory.size
-    apart = (as_uniform(keys)[:, :, None] - points[:, None]).abs().amax(-1)
-    return (apart.masked_fill((owners < 0)[:, None], torch.inf) < reach).any(-1)
+def nearest_is_held(memory: Memory, keys: Float[Tensor, "B T 2"]) -> Bool[Tensor, "B T"]:
+    """Whether the cell that a key falls into holds a block."""
+    cells = memory.grid.cell_of(as_uniform(keys))
+    return memory.require_slots().gather(1, cells) >= 0

@@ -13,60 +13,77 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from kanerva.evaluation.record import read_record
+from kanerva.lab.paper_figures import BITS_PER_DIM, KANERVA_PP
 
 matplotlib.use("Agg")
+FLOOR = "#999999"
 COLOURS = {"float32": "#1f4e79", "bfloat16": "#4c9f70", "int8": "#d98e04", "int4": "#b03a2e"}
-PAPER = {"mnist": 41.58, "omniglot": 66.24}  # Table 1, scored in a way that is not published
 
 
 def draw(records: list[dict[str, Any]]) -> Figure:
     """Two panels: floats for each image, and bits. A dash below each point is its floor ln T."""
     figure = Figure(figsize=(11, 4.8), layout="constrained")
     panels: list[Axes] = list(figure.subplots(1, 2, sharey=True))
-    named: dict[str, set[str]] = {"floats": set(), "bits": set()}
     for axes, unit in zip(panels, ("floats", "bits"), strict=True):
-        for record in records:
-            memory = record["memory"]
-            x, y, dtype = memory[f"{unit}_per_image"], record["bound"]["nll_nats"], memory["dtype"]
-            side, length = memory["shape"][-1], record["T"]
-            axes.plot(x, math.log(length), "_", color="#999999", markersize=12)
-            axes.plot(x, y, "o" if side == 64 else "s", color=COLOURS[dtype], markersize=6)
-            if dtype == "float32":
-                above = side == 64
-                label = axes.annotate(
-                    f"T={length}" if above else f"side {side}",
-                    (x, y),
-                    textcoords="offset points",
-                    xytext=(6, 6) if above else (-4, -13),
-                    horizontalalignment="left" if above else "right",
-                    fontsize=8,
-                )
-                if label.get_text() in named[unit]:  # the same size trained twice
-                    label.remove()
-                named[unit].add(label.get_text())
+        _draw_points(axes, records, unit)
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
         axes.margins(x=0.12)
         axes.set_xlabel(f"{unit} of memory for each image")
         axes.grid(True, which="both", color="#eeeeee")
         axes.set_axisbelow(True)
-        if published := PAPER.get(records[0]["preset"]):
-            axes.axhline(published, color="#888888", linestyle=":", linewidth=1)
-            axes.annotate(
-                f"the paper, {published}",
-                (0.98, published),
-                xycoords=("axes fraction", "data"),
-                textcoords="offset points",
-                xytext=(0, 3),
-                horizontalalignment="right",
-                fontsize=8,
-                color="#666666",
-            )
+        preset = records[0]["preset"]
+        if preset in KANERVA_PP and preset not in BITS_PER_DIM:
+            _draw_published(axes, KANERVA_PP[preset])
     panels[0].set_ylabel("bound on −ln p(x | memory), nats per image")
-    panels[1].axvline(784, color="#888888", linestyle="--", linewidth=1)
-    panels[1].annotate(
+    _draw_raw_pixels(panels[1], 784)
+    _draw_legend(panels[0], records)
+    return figure
+
+
+def _draw_points(axes: Axes, records: list[dict[str, Any]], unit: str) -> None:
+    """A point and its floor for each record; names at those in float32."""
+    named: set[str] = set()
+    for record in records:
+        memory = record["memory"]
+        x, y, dtype = memory[f"{unit}_per_image"], record["bound"]["nll_nats"], memory["dtype"]
+        side, length = memory["shape"][-1], record["T"]
+        axes.plot(x, math.log(length), "_", color=FLOOR, markersize=12)
+        axes.plot(x, y, "o" if side == 64 else "s", color=COLOURS[dtype], markersize=6)
+        label = f"T={length}" if side == 64 else f"side {side}"
+        if dtype == "float32" and label not in named:  # the same size may be trained twice
+            named.add(label)
+            axes.annotate(
+                label,
+                (x, y),
+                textcoords="offset points",
+                xytext=(6, 6) if side == 64 else (-4, -13),
+                horizontalalignment="left" if side == 64 else "right",
+                fontsize=8,
+            )
+
+
+def _draw_published(axes: Axes, nats: float) -> None:
+    """The paper's figure; how it was scored is not published."""
+    axes.axhline(nats, color="#888888", linestyle=":", linewidth=1)
+    axes.annotate(
+        f"the paper, {nats}",
+        (0.98, nats),
+        xycoords=("axes fraction", "data"),
+        textcoords="offset points",
+        xytext=(0, 3),
+        horizontalalignment="right",
+        fontsize=8,
+        color="#666666",
+    )
+
+
+def _draw_raw_pixels(axes: Axes, bits: int) -> None:
+    """Where an image could be kept as it is."""
+    axes.axvline(bits, color="#888888", linestyle="--", linewidth=1)
+    axes.annotate(
         "raw pixels",
-        (784, 0.97),
+        (bits, 0.97),
         xycoords=("data", "axes fraction"),
         textcoords="offset points",
         xytext=(4, 0),
@@ -74,13 +91,15 @@ def draw(records: list[dict[str, Any]]) -> Figure:
         color="#666666",
         va="top",
     )
+
+
+def _draw_legend(axes: Axes, records: list[dict[str, Any]]) -> None:
     for dtype in sorted({r["memory"]["dtype"] for r in records}, key=list(COLOURS).index):
-        panels[0].plot([], [], "o", color=COLOURS[dtype], label=dtype)
-    panels[0].plot([], [], "o", color="#555555", label="3×64×64, T varies")
-    panels[0].plot([], [], "s", color="#555555", label="T = 32, side varies")
-    panels[0].plot([], [], "_", color="#999999", markersize=12, label="floor, ln T")
-    panels[0].legend(fontsize=8, loc="lower left")
-    return figure
+        axes.plot([], [], "o", color=COLOURS[dtype], label=dtype)
+    axes.plot([], [], "o", color="#555555", label="3×64×64, T varies")
+    axes.plot([], [], "s", color="#555555", label="T = 32, side varies")
+    axes.plot([], [], "_", color=FLOOR, markersize=12, label="floor, ln T")
+    axes.legend(fontsize=8, loc="lower left")
 
 
 def main(words: list[str]) -> None:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from kanerva.config import RunConfig
+from kanerva.config import KppConfig, RunConfig
 from kanerva.data import info
 from kanerva.evaluation.report import table
 
@@ -91,10 +91,10 @@ def _training(record: dict[str, Any]) -> str:
 def _limits(record: dict[str, Any], config: RunConfig) -> list[str]:
     """What to expect no more of, as far as it was measured."""
     limits, unheld = [], record["controls"].get("left_out")
-    if record["model"] == "kpp":
+    if isinstance(config.model, KppConfig):
         limits.append(
-            f"A memory holds at most {config.memory.capacity} images; it was trained and scored "
-            f"with {record['T']} at a time."
+            f"A memory holds at most {config.model.memory.capacity} images; it was trained and "
+            f"scored with {record['T']} at a time."
         )
     if unheld is not None:
         limits.append(

@@ -1,15 +1,17 @@
 """What experiments share: models trained once and kept, images, records, pictures.
 
 An experiment is a function from a `Lab` to a `Finding`. It asks the lab for trained models and
-images, and gives back figures, their table as text, a verdict in words, and pictures.
+images, and gives back figures, their table as text, and pictures. A record keeps these. What they
+mean for the claim is worked out from the figures whenever a record is read, and never stored: a
+record does not go stale when the wording or the threshold of a verdict is corrected.
 """
 
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Float, Int
@@ -18,19 +20,21 @@ from PIL import Image
 from torch import Tensor
 
 from kanerva import data
-from kanerva.config import RunConfig
+from kanerva.config import KppConfig, ModelConfig, RunConfig
 from kanerva.data import ImageSet
+from kanerva.data.splits import load_split
 from kanerva.errors import UserError
 from kanerva.evaluation.record import write_record
-from kanerva.models import MemoryModel, load
+from kanerva.models.base import MemoryModel
+from kanerva.models.loading import load
 from kanerva.presets import preset
 from kanerva.provenance import commit, device_name, versions
-from kanerva.runs import load_split
 from kanerva.seeding import stream
 from kanerva.training.checkpoint import read_state
 from kanerva.training.loop import train
 
 Pixels = Float[Tensor, "n C H W"]
+Figures = dict[str, Any]  # plain JSON
 QUICK_STEPS = 600  # of each model that a quick version trains, unless it says otherwise
 
 
@@ -38,9 +42,8 @@ QUICK_STEPS = 600  # of each model that a quick version trains, unless it says o
 class Finding:
     """What an experiment found."""
 
-    figures: dict[str, Any]  # plain JSON: every number of the table, the verdict and the picture
+    figures: Figures  # every number of the table, the verdict and the picture
     lines: list[str]  # the same as a table of text, at most 110 characters wide
-    verdict: str  # a sentence or two, made from the figures: does the claim hold?
     pictures: dict[str, Image.Image | Figure] = field(default_factory=dict)  # "": NAME.png
     films: dict[str, list[Image.Image]] = field(default_factory=dict)  # "": NAME.gif
 
@@ -54,9 +57,19 @@ class Experiment:
     shows: str  # a few words, for `reproduce --list`
     claim: str  # what the paper says, or what we set out to see
     run: Callable[["Lab"], Finding]
+    summary: Callable[[Figures], str]  # what was measured, and no word on the claim
+    verdict: Callable[[Figures], str]  # does the claim hold? For full protocols only
     quick: str = "about 2 min on two cores"
     full: str = "minutes on a GPU"
-    presets: tuple[str, ...] = ("mnist",)  # of the full protocol; the quick one has `glyphs`
+    presets: tuple[str, ...] = ("mnist",)  # of the full protocol, the one that decides first; the
+    # quick one has `glyphs`
+    on_every_set: bool = False  # made from records of all data sets, whatever the preset
+
+    def conclusion(self, record: dict[str, Any]) -> str:
+        """What a record says: a verdict, or of a quick run only what was measured."""
+        if record["quick"]:
+            return f"quick run, decides nothing: {self.summary(record['figures'])}"
+        return self.verdict(record["figures"])
 
 
 class Lab:
@@ -103,16 +116,17 @@ class Lab:
         **parts: Any,
     ) -> RunConfig:
         """The run a preset names, shortened to `steps` in the quick version. `parts` replace
-        fields: `episode_length=8`, or a dict of a part's fields, `memory={"size": 32}`. The Kanerva
-        machines are trained without paying KL(M), as their authors' code does: where it is paid
-        their memory stays at its prior, and there is nothing to read."""
+        options of the run or its model: `episode_length=8`, or those of a group,
+        `memory={"size": 32}`. The Kanerva machines are trained without paying KL(M): where it is
+        paid their memory stays at its prior, and there is nothing to read."""
         start = preset(self.preset, model, variant)
         if model in ("km", "dkm", "dkm-tsm"):
             parts = {"rows": {"charge": False}} | parts
-        for name, value in parts.items():
-            new = replace(getattr(start, name), **value) if isinstance(value, dict) else value
-            start = replace(start, **{name: new})
-        full = start.steps or full_steps(self.preset)
+        own = {f.name for f in fields(RunConfig)}
+        start = replace_options(start, {k: v for k, v in parts.items() if k in own})
+        of_model = {k: v for k, v in parts.items() if k not in own}
+        start = replace(start, model=replace_options(start.model, of_model))
+        full = start.steps if isinstance(start.model, KppConfig) else full_steps(self.preset)
         length = self.steps or (steps or QUICK_STEPS if self.quick else full)
         every = min(start.validate_every, length)
         precision = "bf16-mixed" if self.device.type == "cuda" else "32-true"
@@ -150,7 +164,7 @@ class Lab:
     @staticmethod
     def _finished(run: Path, config: RunConfig) -> bool:
         last = run / "checkpoints" / "last"
-        if not last.exists() or config.steps is None:
+        if not last.exists():
             return False
         return read_state(last)["progress"]["step"] >= config.steps
 
@@ -179,10 +193,21 @@ class Lab:
         return data.to_float(pixels, binarization != "none").to(self.device), labels
 
 
+C = TypeVar("C", RunConfig, ModelConfig)
+
+
+def replace_options(config: C, options: dict[str, Any]) -> C:
+    """A config with some options replaced; a dict replaces options of a group."""
+    new = {
+        name: replace(getattr(config, name), **value) if isinstance(value, dict) else value
+        for name, value in options.items()
+    }
+    return replace(config, **new)
+
+
 def full_steps(preset_name: str) -> int:
-    """Of a model whose preset counts epochs: it sees as many images as `kpp`."""
+    """Of the paper's model and the rivals: they see as many images as `kpp`."""
     ours, theirs = preset(preset_name), preset(preset_name, "kpp-paper")
-    assert ours.steps is not None
     images = ours.steps * ours.batch * ours.episode_length
     return images // (theirs.batch * theirs.episode_length)
 
@@ -203,7 +228,7 @@ def perform(experiment: Experiment, lab: Lab, out: Path, command: str) -> dict[s
     """Run it; write OUT/NAME.json and its pictures; give back the record."""
     began = time.monotonic()
     finding = experiment.run(lab)
-    name = stem(experiment.name, lab.preset, lab.quick)
+    name = file_stem(experiment.name, lab.preset, lab.quick)
     files = save_pictures(finding, out, name)
     record = {
         "schema": 1,
@@ -216,7 +241,6 @@ def perform(experiment: Experiment, lab: Lab, out: Path, command: str) -> dict[s
         "seed": lab.seed,
         "figures": finding.figures,
         "lines": finding.lines,
-        "verdict": finding.verdict,
         "pictures": files,
         "wall_s": round(time.monotonic() - began, 1),
         "models_found": len(lab.found),
@@ -229,8 +253,8 @@ def perform(experiment: Experiment, lab: Lab, out: Path, command: str) -> dict[s
     return record
 
 
-def stem(name: str, preset_name: str, quick: bool) -> str:
-    """What an experiment's files are called."""
+def file_stem(name: str, preset_name: str, quick: bool) -> str:
+    """What an experiment's files are called, less their ending."""
     return f"{name}-quick" if quick else f"{name}-{preset_name}"
 
 
@@ -256,8 +280,8 @@ def save_pictures(finding: Finding, out: Path, name: str) -> list[str]:
     return files
 
 
-def told(record: dict[str, Any]) -> str:
-    """A record in words: claim, figures, verdict."""
+def describe(experiment: Experiment, record: dict[str, Any]) -> str:
+    """A record in words: claim, figures, conclusion."""
     version = "quick version" if record["quick"] else "full protocol"
     lines = [
         f"{record['name']} ({record['paper']}), {version} on {record['preset']}",
@@ -265,6 +289,6 @@ def told(record: dict[str, Any]) -> str:
         "",
         *record["lines"],
         "",
-        f"verdict: {record['verdict']}",
+        f"{'measured' if record['quick'] else 'verdict'}: {experiment.conclusion(record)}",
     ]
     return "\n".join(lines)

@@ -12,16 +12,42 @@ from typing import Any
 from kanerva.errors import UserError
 from kanerva.lab.experiments import NAMES, experiment
 
+HEAD = """\
+# The paper's experiments, and what goes beyond
+
+Each is one command, `kanerva reproduce NAME [--quick]`; the pages are written from its records by
+`make docs`.
+
+A verdict is of the full protocol, on the data set named first after it. Where it was run on others
+too, the page has a verdict for each, and they may differ. A quick run has small models on drawn
+glyphs, trained for a minute or two with one seed: it shows that the experiment works and what it
+measured, and decides nothing about the claim.
+
+| experiment | paper | verdict |
+|---|---|---|
+"""
+
 
 def read_records(folder: Path) -> list[dict[str, Any]]:
-    """All records of experiments in a folder, full protocols before quick versions."""
+    """All records of experiments in a folder."""
     found = []
     for path in sorted(folder.glob("*.json")):
         record = json.loads(path.read_text())
         if record.get("kind") != "reproduce":
             raise UserError(f"{path} is no record of kanerva reproduce")
         found.append(record)
-    return sorted(found, key=lambda record: record["quick"])
+    return found
+
+
+def rank(records: list[dict[str, Any]], presets: tuple[str, ...]) -> list[dict[str, Any]]:
+    """The record that decides first: full protocols in the order of their presets, then those on
+    other data, then the quick version."""
+
+    def place(record: dict[str, Any]) -> tuple[bool, int]:
+        known = record["preset"] in presets
+        return record["quick"], presets.index(record["preset"]) if known else len(presets)
+
+    return sorted(records, key=place)
 
 
 def page(name: str, records: list[dict[str, Any]], pictures: str) -> str:
@@ -33,44 +59,45 @@ def page(name: str, records: list[dict[str, Any]], pictures: str) -> str:
     for record in records:
         version = "Quick version" if record["quick"] else "Full protocol"
         images = [f"![{name}]({pictures}/{file})" for file in record["pictures"]]
+        found = record["models_found"]
         parts += [
-            f"## {version}, {record['preset']}",
+            f"## {version}" + ("" if about.on_every_set else f", {record['preset']}"),
             f"`{record['command']}`: {record['wall_s']:.0f} s on {record['device']}"
-            + (f", {found} models already trained" if (found := record["models_found"]) else ""),
+            + (f", {found} model{'s' if found > 1 else ''} already trained" if found else ""),
             *images,
             "```text\n" + "\n".join(record["lines"]) + "\n```",
-            f"**Verdict.** {record['verdict']}",
+            f"**{'Measured' if record['quick'] else 'Verdict'}.** {about.conclusion(record)}",
         ]
     return "\n\n".join(parts) + "\n"
 
 
 def index(by_name: dict[str, list[dict[str, Any]]]) -> str:
-    """What there is, and what each found."""
-    lines = [
-        "# The paper's experiments, and what goes beyond",
-        "",
-        "Each is one command, `kanerva reproduce NAME [--quick]`; the pages are written from its "
-        "records by `make docs`.",
-        "",
-        "A verdict marked (quick) is of small models on drawn glyphs, trained for a minute or two, "
-        "with one seed: it shows that the experiment works and what it looks like, and decides "
-        "nothing about the paper's claim. The others name the data set of the full protocol.",
-        "",
-        "| experiment | paper | verdict |",
-        "|---|---|---|",
+    """What there is, and what each found: by the first of its records."""
+    rows = [
+        f"| [{name}]({name}.md) | {experiment(name).paper} | {conclude(name, records)} |\n"
+        for name, records in by_name.items()
     ]
-    for name, records in by_name.items():
-        best = records[0] if records else None
-        version = "" if best is None else " (quick)" if best["quick"] else f" ({best['preset']})"
-        said = "not run yet" if best is None else best["verdict"] + version
-        lines.append(f"| [{name}]({name}.md) | {experiment(name).paper} | {said} |")
-    return "\n".join(lines) + "\n"
+    return HEAD + "".join(rows)
+
+
+def conclude(name: str, records: list[dict[str, Any]]) -> str:
+    """The conclusion of the record that decides, and the data sets of all full protocols."""
+    if not records:
+        return "not run yet"
+    said = experiment(name).conclusion(records[0])
+    on = [record["preset"] for record in records if not record["quick"]]
+    if not on or experiment(name).on_every_set:  # or the verdict names them itself
+        return said
+    return f"{said} ({on[0]}{'; also on ' + ', '.join(on[1:]) if on[1:] else ''})"
 
 
 def pages(folder: Path, results: Path) -> dict[Path, str]:
     """Every page and the index, by path."""
     records = read_records(results)
-    by_name = {name: [r for r in records if r["name"] == name] for name in NAMES}
+    by_name = {
+        name: rank([r for r in records if r["name"] == name], experiment(name).presets)
+        for name in NAMES
+    }
     seen = os.path.relpath(results, folder)
     found = {folder / f"{name}.md": page(name, own, seen) for name, own in by_name.items()}
     return found | {folder / "README.md": index(by_name)}

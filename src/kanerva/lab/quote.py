@@ -2,7 +2,7 @@
 
 A block stands between `<!-- table: results/a.json -->` (one record, as `kanerva evaluate` prints
 it), `<!-- bench: results/bench/a.json -->` (as `kanerva bench`) or `<!-- compare: results/*/*.json
--->` (several, as `kanerva compare`; likewise `seeds`, `sizes`, `keys`, `samples`: report.py) and
+-->` (several, as `kanerva compare`; `seeds` likewise; `sizes`, `keys`, `samples`: tables.py) and
 `<!-- end -->`. `table1` and `headline` set the paper's figures beside ours. Several patterns are
 joined by commas.
 
@@ -25,10 +25,12 @@ from typing import Any
 
 from kanerva.errors import UserError
 from kanerva.evaluation.record import read_record
-from kanerva.evaluation.report import compare, headline, keys, over_seeds, samples, sizes, table
+from kanerva.evaluation.report import compare, over_seeds, table
 from kanerva.lab.benchmark.report import table as speed
 from kanerva.lab.benchmark.timing import read_measurement
-from kanerva.lab.experiments.table1 import BITS, PAPER, SETS, cells_of, lines_of, verdict_of
+from kanerva.lab.experiments.table1 import collect_cells, format_cells, judge_cells
+from kanerva.lab.paper_figures import TABLE1
+from kanerva.lab.tables import SETS, headline, keys, samples, sizes
 
 TABLES: dict[str, Callable[[list[dict[str, Any]]], str]] = {
     "table": lambda records: table(records[0]),
@@ -49,16 +51,16 @@ def quoted(text: str, root: Path) -> str:
 
     def fill(block: re.Match[str]) -> str:
         opening, kind, patterns, closing = block.groups()
-        return f"{opening}{body(kind, found(patterns.split(','), root))}\n{closing}"
+        return f"{opening}{fill_block(kind, find_records(patterns.split(','), root))}\n{closing}"
 
     def print_value(value: re.Match[str]) -> str:
         opening, expression, form, closing = value.groups()
-        return f"{opening}{worth(expression, root):{form or '.2f'}}{closing}"
+        return f"{opening}{evaluate_expression(expression, root):{form or '.2f'}}{closing}"
 
     return VALUE.sub(print_value, BLOCK.sub(fill, text))
 
 
-def found(patterns: list[str], folder: Path) -> list[Path]:
+def find_records(patterns: list[str], folder: Path) -> list[Path]:
     """The files that patterns name; each must name one."""
     every = {pattern: sorted(folder.glob(pattern)) for pattern in patterns}
     for pattern, paths in every.items():
@@ -67,26 +69,27 @@ def found(patterns: list[str], folder: Path) -> list[Path]:
     return [path for paths in every.values() for path in paths]
 
 
-def body(kind: str, paths: list[Path]) -> str:
+def fill_block(kind: str, paths: list[Path]) -> str:
     """What stands in a block of a kind."""
     if kind == "bench":
-        return fenced("\n\n".join(speed(read_measurement(path)) for path in paths))
+        return fence("\n\n".join(speed(read_measurement(path)) for path in paths))
     records = [read_record(path) for path in paths if path.parent.name not in OTHERS]
     if kind == "headline":  # a blank line, or Markdown takes it for the comment's
-        paper = {name: nats for name, nats in PAPER["kpp-paper"].items() if name != "mazes"}
-        return f"\n{headline(records, paper, SETS, BITS)}\n"
+        return f"\n{headline(records)}\n"
     if kind == "table1":
         tested = [r for r in records if r["split"] == "test"]
-        cells = cells_of(tested, [name for name in SETS if name in PAPER["kpp-paper"]])
-        return f"{fenced(chr(10).join(lines_of(cells, here=False)))}\n\n{verdict_of(cells)}\n"
-    return fenced(TABLES[kind](records))
+        cells = collect_cells(tested, [name for name in SETS if name in TABLE1["kpp-paper"]])
+        lines = format_cells(cells, trained_here=False)
+        return f"{fence(chr(10).join(lines))}\n\n{judge_cells(cells)}\n"
+    return fence(TABLES[kind](records))
 
 
-def fenced(text: str) -> str:
+def fence(text: str) -> str:
+    """Text as a block that Markdown leaves as it is."""
     return f"```text\n{text}\n```"
 
 
-def worth(expression: str, root: Path) -> float:
+def evaluate_expression(expression: str, root: Path) -> float:
     """A sum of products of figures and numbers, with a space on each side of + - * and /."""
     terms = re.split(r" ([+-]) ", expression)
     total = 0.0
@@ -94,13 +97,13 @@ def worth(expression: str, root: Path) -> float:
         factors = re.split(r" ([*/]) ", term)
         product = 1.0
         for how, factor in zip(["*", *factors[1::2]], factors[::2], strict=True):
-            number = figure(factor.strip(), root)
+            number = look_up(factor.strip(), root)
             product = product * number if how == "*" else product / number
         total += product if sign == "+" else -product
     return total
 
 
-def figure(name: str, root: Path) -> float:
+def look_up(name: str, root: Path) -> float:
     """A plain number, or a field of a record: the mean of it, where several match."""
     if re.fullmatch(r"[\d.]+(e\d+)?", name):
         return float(name)
@@ -108,11 +111,11 @@ def figure(name: str, root: Path) -> float:
     above = (folder / "results" for folder in (root, *root.resolve().parents))
     results = next((folder for folder in above if folder.is_dir()), root / "results")
     return statistics.fmean(
-        field_of(path, field or "bound") for path in found([f"{pattern}.json"], results)
+        read_field(path, field or "bound") for path in find_records([f"{pattern}.json"], results)
     )
 
 
-def field_of(path: Path, field: str) -> float:
+def read_field(path: Path, field: str) -> float:
     """A number of a record; of a score its nats."""
     value = json.loads(path.read_text())
     for part in field.split("."):

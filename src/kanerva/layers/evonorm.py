@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from kanerva.layers.kernels import fused
+from kanerva.layers.kernels.evonorm import evonorm, supported
 
 Maps = Float[Tensor, "N C H W"]
 
@@ -27,8 +27,8 @@ class EvoNormS0(nn.Module):
         self.beta = nn.Parameter(torch.zeros(channels))
 
     def forward(self, x: Maps) -> Maps:
-        if torch.compiler.is_compiling() and fused.supported(x, self.groups):
-            return fused.evonorm(x, self.v, self.gamma, self.beta, self.groups, self.eps)
+        if torch.compiler.is_compiling() and supported(x, self.groups):
+            return evonorm(x, self.v, self.gamma, self.beta, self.groups, self.eps)
         grouped = x.float().unflatten(1, (self.groups, -1))
         variance = grouped.var(dim=(2, 3, 4), unbiased=False, keepdim=True)
         std = (variance + self.eps).sqrt().expand_as(grouped).flatten(1, 2)

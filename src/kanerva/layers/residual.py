@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from kanerva.layers.kernels import fused
+from kanerva.layers.kernels.norm_silu import norm_silu, supported
 
 Maps = Float[Tensor, "N C H W"]
 
@@ -17,8 +17,8 @@ class NormSiLU(nn.GroupNorm):
     """SiLU(GroupNorm(x)); one kernel where a model is compiled for a GPU."""
 
     def forward(self, input: Maps) -> Maps:
-        if torch.compiler.is_compiling() and fused.supported(input, self.num_groups):
-            return fused.norm_silu(input, self.weight, self.bias, self.num_groups, self.eps)
+        if torch.compiler.is_compiling() and supported(input, self.num_groups):
+            return norm_silu(input, self.weight, self.bias, self.num_groups, self.eps)
         return F.silu(super().forward(input))
 
 

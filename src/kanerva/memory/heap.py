@@ -72,6 +72,10 @@ class Memory:
             return cls(maps)
         return cls(maps, torch.stack(owners), max(memory.issued for memory in memories))
 
+    def as_batch(self) -> "Memory":
+        """This memory as a batch of memories."""
+        return self if self.is_batch else Memory.stack([self])
+
     def to(self, device: str | torch.device) -> "Memory":
         return self._apply(lambda tensor: tensor.to(device))
 
@@ -213,7 +217,17 @@ class Memory:
             raise UserError(f"{path} is a damaged memory: {error!r}") from error
         if not map.isfinite().all():
             raise UserError(f"{path} holds no finite map")
-        return cls(map, tensors.get("owners"), issued)
+        memory = cls(map, tensors.get("owners"), issued)
+        if about.get("disjoint") == "false" and not memory._lies_in_cells(tensors):
+            raise UserError(f"{path} holds blocks between cells: read it with kanerva 0.1")
+        return memory
+
+    def _lies_in_cells(self, tensors: dict[str, Tensor]) -> bool:
+        """Whether the slots of an older file, whose blocks might overlap, are cells."""
+        owners, grid = self.require_slots(), self.grid
+        off = (tensors["points"] - grid.centres()).abs().amax(dim=-1)
+        fits = "blocks" not in tensors or tuple(tensors["blocks"].shape[-2:]) == grid.block
+        return fits and bool((off[owners >= 0] < 1e-4).all())
 
     def to_image(self, scale: int = 4) -> Image.Image:
         """The map as a picture (`map_picture`)."""

@@ -16,27 +16,25 @@ p(z | M, y), p(x | z), and sees an episode through M only.
 """
 
 from dataclasses import replace
-from math import ceil
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from kanerva.config import KppConfig
-from kanerva.distributions import KeyPosterior, as_normal
+from kanerva.config import KppConfig, ModelConfig
+from kanerva.decoder import fit_outlines
+from kanerva.distributions import DiagonalNormal, KeyPosterior
 from kanerva.errors import UserError
 from kanerva.memory.heap import Memory
 from kanerva.memory.placement import locality_loss, make_placement
 from kanerva.memory.writers import BlockWriter
 from kanerva.models.base import Handles, Images, Observed, all_but_one
+from kanerva.models.content import CueScores, familiarity, score_cues, terms_by_content
 from kanerva.models.kpp_networks import KppNetworks
 from kanerva.models.terms import ElboTerms
-from kanerva.readout import SpatialPrior, before_tanh
-from kanerva.seeding import Noise, normal, stream
+from kanerva.readout import SpatialPrior
+from kanerva.seeding import Noise, normal
 from kanerva.shapes import Blocks, Cells, Episode, FeatureMaps, MemoryMap, PerImage, Points
-
-_FIT_PIXELS = 2**20  # enough to fit a linear guess
-CueScores = Float[Tensor, "B T slots"]  # ln p(cue | each cell's block), -inf where a cell is free
 
 
 class Kpp(KppNetworks):
@@ -124,7 +122,7 @@ class Kpp(KppNetworks):
         *,
         sample: bool = True,
         generator: Noise = None,
-        proposal: object = None,
+        proposal: DiagonalNormal | None = None,
     ) -> tuple[MemoryMap, KeyPosterior]:
         """M and q(y|.) of whole episodes. While training, a share of each is left unwritten: it
         has a cell, and finds nothing there."""
@@ -164,34 +162,11 @@ class Kpp(KppNetworks):
         features, maps = self.encoder(episode), self.as_maps(memory, images)
         if handles is not None:
             at = torch.as_tensor(handles, device=self.device).view(-1, images.shape[-4])
-            keys = self.keys_at(memory, _batch(memory).slots_of(at))
+            keys = self.keys_at(memory, memory.as_batch().slots_of(at))
             terms = self.terms(episode, features, maps, keys, sample=sample, generator=generator)
         else:
-            terms = self._terms_by_content(images, features, memory, sample, generator)
+            terms = terms_by_content(self, images, features, memory, sample, generator)
         return terms if images.ndim == 5 else terms[0]
-
-    def _terms_by_content(
-        self,
-        images: Images,
-        features: FeatureMaps,
-        memory: Memory,
-        sample: bool,
-        generator: Noise,
-    ) -> ElboTerms:
-        """The bound where an image may lie anywhere, or nowhere, in the memory. Which of the two
-        is decided at posterior means, before any sample is drawn: so it remains a bound."""
-        episode, maps = self.as_episodes(images), self.as_maps(memory, images)
-        nowhere = self.keys_in_free_cells(memory, features, generator)
-        best = self.keys_at(memory, self.score_cues(memory, images).argmax(dim=-1))
-        means, drawn = [], []
-        for keys in (nowhere, best):
-            at_means = self.terms(episode, features, maps, keys, sample=False)
-            terms = self.terms(episode, features, maps, keys, sample=sample, generator=generator)
-            means.append(at_means.nll_nats)
-            drawn.append(terms.by_name().values())
-        holds_nothing = (_batch(memory).require_slots() < 0).all(dim=1, keepdim=True)
-        first = (means[0] < means[1]) | holds_nothing
-        return ElboTerms(*[torch.where(first, *pair) for pair in zip(*drawn, strict=True)])
 
     def left_out(self, images: Images, *, generator: Noise = None) -> ElboTerms:
         """Each image scored in the memory of the rest of its episode, its key at a free cell: the
@@ -231,7 +206,7 @@ class Kpp(KppNetworks):
 
     def keys_at(self, memory: Memory, cells: Cells) -> KeyPosterior:
         """q(y|.) of samples that look into `cells`; a free one is an unwritten sample's."""
-        owners = _batch(memory).require_slots()
+        owners = memory.as_batch().require_slots()
         free = (owners < 0).sum(dim=1).float()
         return self.placement.posterior(cells, owners.gather(1, cells) >= 0, free)
 
@@ -240,7 +215,7 @@ class Kpp(KppNetworks):
     ) -> KeyPosterior:
         """q(y|.) of samples that are not in this memory: a free cell. Where there is none it has
         no mass, and costs infinitely much."""
-        held = _batch(memory).require_slots() >= 0
+        held = memory.as_batch().require_slots() >= 0
         proposal = self.placement.propose(features)
         cells = self.placement.find_free(proposal, held, features.shape[1], generator)
         unwritten = torch.zeros(features.shape[:2], dtype=torch.bool, device=features.device)
@@ -262,42 +237,15 @@ class Kpp(KppNetworks):
             return self.read_maps(*self.check_keys(memory, keys))
         maps = self.as_maps(memory)
         at = torch.as_tensor(handles, device=self.device).view(len(maps), -1)
-        cells = _batch(memory).slots_of(at)
+        cells = memory.as_batch().slots_of(at)
         return SpatialPrior(self.readout, self.placement.grid.read(maps, cells))
 
-    @torch.no_grad()
     def score_cues(
         self, memory: Memory, cue: Images, *, observed: Observed | None = None
     ) -> CueScores:
-        """ln p(cue | block) of every block held, through p(x | z) at the z its block predicts.
-
-        Content addressing: blocks are decoded once and compared with all cues, on `observed`
-        pixels only (1 or 0 for each) where part of a cue is hidden. Works for every placement.
-        """
-        maps, episode = self.as_maps(memory, cue), self.as_episodes(cue)
-        held = _batch(memory).require_slots() >= 0
-        cells = held.any(dim=0).nonzero()[:, 0]  # held in some episode of the batch
-        mask = None if observed is None else self._check_mask(observed, cue)
-        scores = torch.full((*episode.shape[:2], held.shape[1]), -torch.inf, device=self.device)
-        if len(cells) == 0:
-            return scores
-        centres = self.placement.grid.centres(self.device)[cells]
-        keys = as_normal(centres).expand(len(maps), -1, -1)
-        pictures = self.decoder(self.read_maps(maps, keys).mean)
-        for t in range(episode.shape[1]):
-            one = episode[:, t : t + 1].expand(-1, len(cells), -1, -1, -1)
-            seen = None if mask is None else mask[:, t : t + 1].expand(-1, len(cells), -1, -1)
-            scores[:, t, cells] = self.likelihood.log_prob(pictures, one, seen)
-        return scores.masked_fill(~held[:, None], -torch.inf)
-
-    @staticmethod
-    def _check_mask(observed: Observed, cue: Images) -> Float[Tensor, "B T H W"]:
-        if observed.shape != (*cue.shape[:-3], *cue.shape[-2:]):
-            raise UserError(
-                f"observed says 1 or 0 for each pixel of each cue, {tuple(cue.shape)} without "
-                f"its channels; got {tuple(observed.shape)}"
-            )
-        return observed if observed.ndim == 4 else observed[None]
+        """ln p(cue | block) of every block held, on `observed` pixels only (1 or 0 for each) where
+        part of a cue is hidden; -inf where a cell is free."""
+        return score_cues(self, memory, cue, observed)
 
     @torch.no_grad()
     def recall(
@@ -329,23 +277,13 @@ class Kpp(KppNetworks):
 
         return self.iterate_read(memory, cue, steps, read)
 
-    @torch.no_grad()
     def familiarity(self, memory: Memory, images: Images) -> PerImage:
         """How much better the best block held explains an image than no block does: nats.
 
-        Large for what was written, smaller for what was not (below zero on binary sets):
-        ln p(x | the block whose sketch is nearest) less what an empty cell gives, both at means: a
-        score, not a bound.
+        Large for what was written, smaller for what was not (below zero on binary sets). Both at
+        means: a score, not a bound.
         """
-        episode, best = self.as_episodes(images), self.score_cues(memory, images).argmax(dim=-1)
-        maps, owners = self.as_maps(memory), _batch(memory).require_slots()
-        centres = self.placement.grid.centres(self.device)[best]
-        known = self.log_likelihood(self.read_maps(maps, as_normal(centres)).mean, episode)
-        nothing = torch.zeros(*episode.shape[:2], *self.writer.shape, device=self.device)
-        reading = self.readout(nothing, self.encoder(episode), sample=False)
-        score = known - (self.log_likelihood(reading.readout, episode) - reading.kl)
-        score = score.masked_fill((owners < 0).all(dim=1, keepdim=True), -torch.inf)
-        return score if images.ndim == 5 else score[0]
+        return familiarity(self, memory, images)
 
     @torch.no_grad()
     def reconstruct(self, images: Images) -> Float[Tensor, "*B T C H W"]:
@@ -367,9 +305,10 @@ class Kpp(KppNetworks):
             )
         return maps
 
-    def resized(self, config: KppConfig) -> "Kpp":
+    def resized(self, config: ModelConfig) -> "Kpp":
         """The same weights with a memory of another size: blocks stay as they are, so any grid of
         such cells will do."""
+        assert isinstance(config, KppConfig)
         other = type(self)(config)
         if other.writer.shape != self.writer.shape:
             raise UserError(
@@ -380,28 +319,8 @@ class Kpp(KppNetworks):
         other.memory_dtype = self.memory_dtype
         return other.to(self.device).eval()
 
-    @torch.no_grad()
     def fit_to_data(self, images: Images) -> None:
-        """Outlines are counted in units of what is usual, and where pixels see their neighbours
-        they start from the best linear guesses, given outlines and without."""
-        pixels = self.as_episodes(images).flatten(0, 1).to(self.device)
-        if self.writer.outline is None or self.decoder.outline is None:
-            return
-        if len(pixels) < 2:
-            raise UserError("what is usual cannot be measured on one image")
-        for outline in (self.writer.outline, self.decoder.outline):
-            outline.fit_to_data(pixels)
-        if self.decoder.near is not None:
-            pixels = pixels[:: ceil(pixels[:, 0].numel() / _FIT_PIXELS)]
-            blocks = self.writer.outline(pixels).tanh()
-            noise = stream("measure", device=blocks.device)
-            drawn = torch.randn(blocks.shape, generator=noise, device=blocks.device)
-            noisy = blocks + self.config.memory.noise * drawn
-            expected = self.decoder.outline(before_tanh(noisy))
-            nothing = self.decoder.outline(torch.zeros_like(blocks[:1]))
-            self.decoder.near.fit_to_data(expected, nothing, pixels)
-
-
-def _batch(memory: Memory) -> Memory:
-    """A memory as a batch of memories."""
-    return memory if memory.is_batch else Memory.stack([memory])
+        """Outlines, and the linear guesses that pixels start from."""
+        if self.writer.outline is not None and self.decoder.outline is not None:
+            pixels = self.as_episodes(images).flatten(0, 1).to(self.device)
+            fit_outlines(self.writer.outline, self.decoder, pixels, self.config.memory.noise)

@@ -49,7 +49,7 @@ class KppEmpty(KppNetworks):
         return features.new_zeros(len(features), *self.memory_shape(0))
 
     def key_posterior(self, features: FeatureMaps, maps: MemoryMap) -> DiagonalNormal:
-        return no_keys(*features.shape[:2], features.device)
+        return no_keys(features)
 
     def traces(self, maps: MemoryMap, keys: Tensor) -> Blocks:
         """An empty cell."""

@@ -20,6 +20,7 @@ class KppNetworks(LatentModel):
     """A spatial readout whose posterior is a residual of its prior, and a spatial decoder."""
 
     config: KppConfig | KppEmptyConfig
+    encoder: SampleEncoder
     decoder: SpatialDecoder
 
     def __init__(self, config: KppConfig | KppEmptyConfig) -> None:

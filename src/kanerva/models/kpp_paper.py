@@ -28,6 +28,7 @@ class KppPaper(LatentModel):
 
     reconstructed = "reconstructed: q(z|x), the memory not used"
     config: KppPaperConfig
+    encoder: EpisodeEncoder
 
     def __init__(self, config: KppPaperConfig) -> None:
         super().__init__(config)

@@ -31,6 +31,12 @@ class ElboTerms:
         """What training minimises: the mean of `nll_nats`."""
         return self.nll_nats.mean()
 
+    def weighted_loss(self, kl_weight: float) -> Float[Tensor, ""]:
+        """The same with both divergences weighed: no bound, unless the weight is one."""
+        if kl_weight == 1:
+            return self.loss
+        return (kl_weight * (self.readout_kl + self.key_kl) - self.log_likelihood).mean()
+
     def by_name(self) -> dict[str, Tensor]:
         """The three terms in a plain container (a compiler makes nothing of `vars`)."""
         return {

@@ -31,7 +31,7 @@ class Progress:
     """Where a run stands. Everything else about the next step follows from (seed, step)."""
 
     step: int = 0
-    best_nll: float | None = None  # validation bound of the best checkpoint, nats per image
+    best_nll: float | None = None  # validation objective of the best checkpoint, nats per image
     best_step: int = 0
     skipped: int = 0  # steps left out because their numbers were not finite
     metrics_bytes: int = 0  # length of metrics.csv; what lies beyond is from after the save

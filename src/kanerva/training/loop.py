@@ -153,7 +153,9 @@ class Trainer:
             self.progress = restore(last, self.model, self.optimizer, self.average)
         if self.progress.step > self.total:
             raise UserError(f"{run} is already at step {self.progress.step}, past {self.total}")
-        self.step = Step(fabric, parts, clip=config.optim.clip, form=form)
+        self.step = Step(
+            fabric, parts, clip=config.optim.clip, form=form, kl_weight=config.kl_weight
+        )
         self.step.carry_on(self.progress.skipped)
         self.about = {
             "config": to_dict(config),
@@ -319,8 +321,9 @@ class Trainer:
                 f"{self._kept()}"
             )
         self.reporter.validation(progress.step, score)
-        if progress.best_nll is None or score.nll_nats < progress.best_nll:
-            progress.best_nll, progress.best_step = score.nll_nats, progress.step
+        objective = score.objective(config.kl_weight)
+        if progress.best_nll is None or objective < progress.best_nll:
+            progress.best_nll, progress.best_step = objective, progress.step
             best = self.run / "checkpoints" / "best"
             on_rank_zero(self.fabric, lambda: save_best(best, judged))
         episode = self.validation.batch(0, 1).images[0][:16]

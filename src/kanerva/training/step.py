@@ -103,8 +103,10 @@ def assemble(
 class Step:
     """A model, its optimiser and its average, ready to take one step after another."""
 
-    def __init__(self, fabric: Fabric, parts: Parts, *, clip: float, form: Form) -> None:
-        self.fabric, self.clip = fabric, clip
+    def __init__(
+        self, fabric: Fabric, parts: Parts, *, clip: float, form: Form, kl_weight: float = 1.0
+    ) -> None:
+        self.fabric, self.clip, self.kl_weight = fabric, clip, kl_weight
         self.form: Form = form
         self.model, self.wrapped = parts.model, parts.wrapped
         self.average, self.optimizer = parts.average, parts.optimizer
@@ -148,13 +150,14 @@ class Step:
         self.optimizer.zero_grad(set_to_none=True)
 
     def forward(self, episode: Episode) -> tuple[ElboTerms, Tensor]:
-        """The bound of a batch, and what is minimised: its negative mean and a model's auxiliary
-        loss."""
+        """The bound of a batch, and what is minimised: its negative mean, with divergences weighed,
+        and a model's auxiliary loss."""
         with self.fabric.autocast():
             outputs: dict[str, Tensor] = self.wrapped(episode, self.noise)
         auxiliary = outputs.pop("auxiliary", None)
         terms = ElboTerms(**outputs)
-        return terms, terms.loss if auxiliary is None else terms.loss + auxiliary
+        loss = terms.weighted_loss(self.kl_weight)
+        return terms, loss if auxiliary is None else loss + auxiliary
 
     def _gradients(self, episode: Episode) -> None:
         self.before = [buffer.clone() for buffer in self.buffers]

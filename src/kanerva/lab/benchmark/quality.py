@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from kanerva.config import RunConfig
+from kanerva.data.splits import fixed_episodes, load_split
 from kanerva.evaluation.bound import bound, iwae
 from kanerva.lab.benchmark.timing import wait
-from kanerva.models import load
 from kanerva.models.base import MemoryModel
-from kanerva.runs import fixed_episodes, load_split, read_run_config
+from kanerva.models.loading import load
+from kanerva.runs import read_run_config
 from kanerva.training.loop import train
 
 _LOADED = time.monotonic()
@@ -47,7 +48,7 @@ def time_to_bound(
     found = bound(model, episodes)
     return {
         "preset": config.preset,
-        "model": config.model,
+        "model": config.model.name,
         "precision": config.precision,
         "target_nats": target,
         "reached": outcome.reason == "bound",

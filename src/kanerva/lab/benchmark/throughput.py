@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from lightning_fabric import Fabric
 
-from kanerva.config import ROWED, RunConfig
+from kanerva.config import RunConfig
 from kanerva.data import ImageSet, TrainingEpisodes
+from kanerva.evaluation.record import count_reads
 from kanerva.lab.benchmark.timing import Timing, replayed, timed, wait
 from kanerva.seeding import derive_seed, stream
 from kanerva.training.step import WARM, Form, Step, assemble
@@ -24,7 +25,7 @@ def random_episodes(config: RunConfig, device: torch.device) -> TrainingEpisodes
     """Episodes of random bytes, in the shape and number of a few steps."""
     count = 4 * config.batch * config.episode_length
     noise = stream("benchmark")
-    pixels = torch.randint(0, 256, (count, *config.image), dtype=torch.uint8, generator=noise)
+    pixels = torch.randint(0, 256, (count, *config.model.image), dtype=torch.uint8, generator=noise)
     return TrainingEpisodes(
         ImageSet("random", "train", pixels),
         episode_length=config.episode_length,
@@ -70,18 +71,19 @@ def throughput(config: RunConfig, form: Form, fabric: Fabric, *, steps: int) -> 
         parts[name] for name in ("data", "forward", "backward", "update")
     )
     images = config.batch * config.episode_length
+    memory = getattr(config.model, "memory", None)  # km, dkm and dnc have rows instead
     row: dict[str, Any] = {
-        "model": config.model,
+        "model": config.model.name,
         "preset": config.preset,
         "variant": config.variant,
         "config_hash": config.config_hash(),
         "precision": config.precision,
         "T": config.episode_length,
         "batch": config.batch,
-        "K": config.memory.reads,
-        "side": config.memory.size if config.model not in ROWED else None,
+        "K": count_reads(config),
+        "side": getattr(memory, "size", None),
         "memory": list(step.model.memory_shape(config.episode_length)),
-        "capacity": config.memory.capacity,
+        "capacity": getattr(memory, "capacity", None),
         "form": form,
         "images_per_s": 1e3 * images / total.ms,
         "images_per_s_range": [1e3 * images / total.most, 1e3 * images / total.least],
@@ -123,13 +125,13 @@ def _parts(
         "update": whole.ms - there_and_back.ms,
         "read": 0.0,
     }
-    if not step.model.remembers:
+    if not hasattr(step.model, "traces"):
         return found
     with torch.no_grad():
         one = step.model.memory_shape(config.episode_length)
         maps = torch.randn(config.batch, *one, device=device)
         shape = (config.batch, config.episode_length, *step.model.key_shape)
         keys = torch.randn(shape, device=device)
-        traces = step.model.traces
+        traces: Any = step.model.traces
         read = traces if step.form == "eager" else torch.compile(traces, dynamic=False)
         return found | {"read": clock(lambda: read(maps, keys)).ms}

@@ -1,4 +1,7 @@
-"""The paper's tables and figures, and what goes beyond it: one file each, made by one command."""
+"""The paper's tables and figures, and what goes beyond it: one file each, made by one command.
+
+The files that NAMES does not list are what several experiments share, and the parts of `walk`.
+"""
 
 from importlib import import_module
 

@@ -1,24 +1,22 @@
 """Fig. 1: a heap. malloc, write, free, malloc again, drawn on the memory itself."""
 
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from kanerva.distributions import as_normal
 from kanerva.errors import UserError
-from kanerva.lab.harness import Experiment, Finding, Lab, Pixels
+from kanerva.lab.harness import Experiment, Figures, Finding, Lab, Pixels
 from kanerva.memory.heap import Memory
-from kanerva.models import Kpp
+from kanerva.models.kpp import Kpp
 from kanerva.pictures import map_with_thumbnails, stacked
 
 FREED = (3, 11, 20, 30)  # handles
 
 
-def frame(model: Kpp, memory: Memory, images: dict[int, Tensor], title: str) -> Image.Image:
+def draw_memory(model: Kpp, memory: Memory, images: dict[int, Tensor], title: str) -> Image.Image:
     """The map, and beside it what is held, where it lies."""
-    grid = model.placer.grid
     held = memory.handles
     pictures = torch.stack([images[h] for h in held or [0]])
     drawn = map_with_thumbnails(
@@ -26,7 +24,7 @@ def frame(model: Kpp, memory: Memory, images: dict[int, Tensor], title: str) -> 
         memory.places.cpu(),
         pictures[: len(held)].cpu(),
         held,
-        cells=None if grid is None else (grid.rows, grid.columns),
+        cells=(memory.grid.rows, memory.grid.columns),
         title=title,
         side=420,
     )
@@ -43,22 +41,32 @@ def error(model: Kpp, memory: Memory, images: Pixels) -> float:
     return float((model.recall(memory, images, steps=1)[0] - images).square().mean())
 
 
-@torch.no_grad()
-def run(lab: Lab) -> Finding:
-    model = lab.trained("kpp", steps=600)
-    assert isinstance(model, Kpp)
-    capacity = model.config.memory.capacity
-    images = lab.images(capacity + len(FREED))
-    parts = images.split([capacity - len(FREED), len(FREED), len(FREED)])
-    shown: dict[int, Tensor] = {}
+@dataclass(frozen=True)
+class Stages:
+    """A memory after each call, and the image of every handle that was ever given out."""
 
-    def name(memory: Memory, pictures: Tensor, before: list[int]) -> None:
-        new = [handle for handle in memory.handles if handle not in before]
-        shown.update(zip(sorted(new), pictures, strict=True))
+    blank: Memory
+    first: Memory
+    full: Memory
+    freed: Memory
+    again: Memory
+    refused: str  # what was said when there was no room
+    images: dict[int, Tensor]
+
+    def of(self, handles: list[int]) -> Pixels:
+        return torch.stack([self.images[handle] for handle in handles])
+
+
+def exercise(model: Kpp, images: Pixels) -> Stages:
+    """malloc until the memory is full, once more to be refused, free some, malloc again."""
+    few = len(FREED)
+    parts = images.split([len(images) - 2 * few, few, few])
+    named: dict[int, Tensor] = {}
 
     def malloc(memory: Memory, pictures: Tensor) -> Memory:
         after = model.append(memory, pictures)
-        name(after, pictures, memory.handles)
+        new = sorted(set(after.handles) - set(memory.handles))
+        named.update(zip(new, pictures, strict=True))
         return after
 
     blank = model.empty()
@@ -70,64 +78,90 @@ def run(lab: Lab) -> Finding:
     except UserError as problem:
         refused = str(problem)
     freed = full.free(*FREED)
-    again = malloc(freed, parts[2])
-    frames = [
-        frame(model, blank, shown, "an empty memory"),
-        frame(model, first, shown, f"malloc and write: {len(first)} images, each its own block"),
-        frame(model, full, shown, f"malloc again: {len(FREED)} more, the rest untouched"),
-        frame(model, freed, shown, f"free {', '.join(map(str, FREED))}: gone at once"),
-        frame(model, again, shown, "malloc again: the freed places are taken"),
-    ]
+    return Stages(blank, first, full, freed, malloc(freed, parts[2]), refused, named)
+
+
+def measure(model: Kpp, stages: Stages) -> Figures:
+    """What each call changed that it should not, and whether what was freed is forgotten."""
+    first, full, freed, again = stages.first, stages.full, stages.freed, stages.again
     places = {tuple(place) for place in places_of(full, list(FREED)).tolist()}
     new = [handle for handle in again.handles if handle not in freed.handles]
-    survivors = torch.stack([shown[h] for h in freed.handles])
-    gone = torch.stack([shown[h] for h in FREED])
-    figures = {
-        "capacity": capacity,
+    survivors, gone = stages.of(freed.handles), stages.of(list(FREED))
+    return {
+        "capacity": full.capacity,
         "written": len(first),
         "freed": len(FREED),
-        "changed_by_malloc": changed(model, first, full, first.handles),
-        "changed_by_free": changed(model, full, freed, freed.handles),
+        "changed_by_malloc": largest_change(model, first, full, first.handles),
+        "changed_by_free": largest_change(model, full, freed, freed.handles),
         "handles_kept": freed.handles == [h for h in full.handles if h not in FREED],
-        "refused_when_full": refused,
+        "refused_when_full": stages.refused,
         "freed_places_taken_again": sum(tuple(p) in places for p in places_of(again, new).tolist()),
         "error_held": error(model, again, survivors),
         "error_freed": error(model, again, gone),
         "familiarity_held": float(model.familiarity(again, survivors).mean()),
         "familiarity_freed": float(model.familiarity(again, gone).mean()),
     }
+
+
+def draw(model: Kpp, stages: Stages) -> list[Image.Image]:
+    """The memory after each call."""
+    written = len(stages.first)
+    titles = {
+        "an empty memory": stages.blank,
+        f"malloc and write: {written} images, each its own block": stages.first,
+        f"malloc again: {len(FREED)} more, the rest untouched": stages.full,
+        f"free {', '.join(map(str, FREED))}: gone at once": stages.freed,
+        "malloc again: the freed places are taken": stages.again,
+    }
+    return [draw_memory(model, memory, stages.images, title) for title, memory in titles.items()]
+
+
+@torch.no_grad()
+def run(lab: Lab) -> Finding:
+    model = lab.trained("kpp", steps=600)
+    assert isinstance(model, Kpp)
+    stages = exercise(model, lab.images(model.config.memory.capacity + len(FREED)))
+    figures = measure(model, stages)
+    frames = draw(model, stages)
+    return Finding(figures, table(figures), {"": stacked(frames)}, {"": frames})
+
+
+def table(figures: Figures) -> list[str]:
     kept, spared = figures["changed_by_malloc"], figures["changed_by_free"]
-    taken = figures["freed_places_taken_again"]
-    lines = [
+    taken, freed = figures["freed_places_taken_again"], figures["freed"]
+    return [
         f"largest change of a held block by malloc {kept:.1e}, by free {spared:.1e}",
         f"handles of the rest {'stay' if figures['handles_kept'] else 'MOVED'}; full at "
-        f"{capacity}, the next image is {'refused' if refused else 'TAKEN'}",
-        f"of {len(FREED)} freed places {taken} were taken by the next {len(new)} images",
+        f"{figures['capacity']}, the next image is "
+        f"{'refused' if figures['refused_when_full'] else 'TAKEN'}",
+        f"of {freed} freed places {taken} were taken by the next {freed} images",
         "mean squared pixel error of what comes back: "
         f"held {figures['error_held']:.4f}, freed {figures['error_freed']:.4f}",
         f"familiarity (nats, mean): held {figures['familiarity_held']:.0f}, freed "
         f"{figures['familiarity_freed']:.0f}",
     ]
-    return Finding(
-        figures,
-        lines,
-        verdict(figures),
-        {"": stacked(frames)},
-        {"": frames},
+
+
+def summarize(figures: Figures) -> str:
+    """What malloc and free change, and how well held and freed images are known."""
+    change = max(figures["changed_by_malloc"], figures["changed_by_free"])
+    return (
+        f"malloc and free change a held block by {change:.2g} at most; familiarity of held images "
+        f"{figures['familiarity_held']:.0f} nats, of freed ones {figures['familiarity_freed']:.0f}."
     )
 
 
-def verdict(figures: dict[str, Any]) -> str:
+def verdict(figures: Figures) -> str:
     """Whether blocks are apart, and whether what was freed is forgotten: two questions."""
-    changed = max(figures["changed_by_malloc"], figures["changed_by_free"])
-    apart = changed < 1e-4 and figures["handles_kept"] and figures["refused_when_full"]
+    change = max(figures["changed_by_malloc"], figures["changed_by_free"])
+    apart = change < 1e-4 and figures["handles_kept"] and figures["refused_when_full"]
     held, freed = figures["familiarity_held"], figures["familiarity_freed"]
-    said = "malloc and free touch only their own block: what is held stays, what was freed is "
+    words = "malloc and free touch only their own block: what is held stays, what was freed is "
     if not apart:
-        said = "malloc and free do NOT keep the rest as it was, and what was freed is "
+        words = "malloc and free do NOT keep the rest as it was, and what was freed is "
     if held > 0 > freed:
-        return said + "no longer known."
-    return said + f"STILL known, by {freed:.0f} nats to {held:.0f} of what is held."
+        return words + "no longer known."
+    return words + f"STILL known, by {freed:.0f} nats to {held:.0f} of what is held."
 
 
 def places_of(memory: Memory, handles: list[int]) -> Tensor:
@@ -135,10 +169,10 @@ def places_of(memory: Memory, handles: list[int]) -> Tensor:
     return memory.places[[memory.handles.index(handle) for handle in handles]]
 
 
-def changed(model: Kpp, before: Memory, after: Memory, handles: list[int]) -> float:
+def largest_change(model: Kpp, before: Memory, after: Memory, handles: list[int]) -> float:
     """The largest change of any number in the blocks of these handles."""
-    keys = as_normal(places_of(after, handles))[None]
-    was, now = (model.placer.read(memory.map[None], keys) for memory in (before, after))
+    cells = torch.tensor([[after.slot_of(handle) for handle in handles]])
+    was, now = (memory.grid.read(memory.map[None].cpu(), cells) for memory in (before, after))
     return float((was - now).abs().max())
 
 
@@ -149,6 +183,8 @@ EXPERIMENT = Experiment(
     claim="The memory is a heap: samples are written into blocks of their own, blocks are freed "
     "and taken again, and the rest is not touched.",
     run=run,
+    summary=summarize,
+    verdict=verdict,
     quick="about a minute",
     full="a minute on a GPU",
     presets=("mnist", "omniglot", "mazes"),

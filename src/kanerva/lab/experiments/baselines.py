@@ -1,6 +1,7 @@
 """What experiments on reading share: rivals that learn nothing, scores, and a gallery."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -11,19 +12,15 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from torch import Tensor
 
 from kanerva.lab.harness import Pixels
-from kanerva.models import MemoryModel
-from kanerva.pictures import tile
+from kanerva.models.base import MemoryModel
+from kanerva.pictures import MODEL_COLOURS, tile
 from kanerva.shapes import Episode, PerPixel
 
 Written = Float[Tensor, "B R C H W"]  # what an episode's memory was written from
-COLOURS = {
+COLOURS = MODEL_COLOURS | {  # models, and what else is drawn beside them
     "cue": "#555555",
-    "kpp": "#1f4e79",
     "kpp-small": "#7aa6d6",
-    "kpp-paper": "#b03a2e",
-    "dkm": "#4c9f70",
     "dkm, 1 step": "#9fd0b0",
-    "vae": "#d98e04",
     "median 3x3": "#8e5ea2",
     "hopfield": "#d98e04",
     "hopfield 0/1": "#efc77a",
@@ -41,7 +38,7 @@ def median_filter(images: Pixels) -> Pixels:
     return padded.unfold(2, 3, 1).unfold(3, 3, 1).flatten(-2).median(dim=-1).values
 
 
-def apart(
+def squared_distances(
     pictures: Episode, written: Written, observed: PerPixel | None = None
 ) -> Float[Tensor, "B T R"]:
     """Mean squared pixel distance from each picture to each written image of its episode, over
@@ -55,7 +52,7 @@ def apart(
 
 def nearest(written: Written, cue: Episode, observed: PerPixel | None = None) -> Episode:
     """The written image whose visible pixels are nearest to the cue's."""
-    best = apart(cue, written, observed).argmin(dim=-1)
+    best = squared_distances(cue, written, observed).argmin(dim=-1)
     return torch.stack([images[which] for images, which in zip(written, best, strict=True)])
 
 
@@ -89,7 +86,7 @@ def hopfield(
 
 
 @torch.no_grad()
-def recalled(
+def recall_every_step(
     model: MemoryModel,
     images: Pixels,
     cues: Pixels,
@@ -98,42 +95,44 @@ def recalled(
     steps: int,
     noise: torch.Generator,
     observed: Float[Tensor, "n H W"] | None = None,
-    elsewhere: bool = False,
+    other_episode: bool = False,
 ) -> Float[Tensor, "S n C H W"]:
     """Write images in episodes of that length and recall each from its cue: every step.
-    `elsewhere` looks into the next episode's memory instead, which does not hold the image."""
+    `other_episode` looks into the next episode's memory instead, which does not hold the image."""
     written, asked = images.unflatten(0, (-1, length)), cues.unflatten(0, (-1, length))
-    if elsewhere:
+    if other_episode:
         written = written.roll(1, dims=0)
     seen = None if observed is None else observed.unflatten(0, (-1, length))
     found, several = [], max(1, _AT_ONCE // length)
     for start in range(0, len(written), several):
         part = slice(start, start + several)
         memory = model.write(written[part], generator=noise)
-        told = None if seen is None else seen[part]
-        found.append(model.recall(memory, asked[part], steps=steps, observed=told).flatten(1, 2))
+        visible = None if seen is None else seen[part]
+        found.append(model.recall(memory, asked[part], steps=steps, observed=visible).flatten(1, 2))
     return torch.cat(found, dim=1)
 
 
-def its_own(pictures: Episode, written: Episode) -> Bool[Tensor, "B T"]:
+def nearest_is_own(pictures: Episode, written: Episode) -> Bool[Tensor, "B T"]:
     """Whether no written image is nearer to picture t than image t; equal ones count as found."""
-    distance = apart(pictures, written)
+    distance = squared_distances(pictures, written)
     own = distance.diagonal(dim1=1, dim2=2)
     return own <= distance.min(dim=-1).values + 1e-7
 
 
-def squared_error(pictures: Float[Tensor, "*S n C H W"], images: Pixels) -> Float[Tensor, "*S n"]:
+def mean_square_error(
+    pictures: Float[Tensor, "*S n C H W"], images: Pixels
+) -> Float[Tensor, "*S n"]:
     """Mean squared pixel error of each picture."""
     return (pictures - images).square().flatten(-3).mean(dim=-1)
 
 
-def averaged(values: Float[Tensor, "n"]) -> dict[str, float]:  # noqa: F821
+def mean_and_error(values: Float[Tensor, "n"]) -> dict[str, float]:  # noqa: F821
     """A mean and its standard error."""
     spread = values.double().std().item() if len(values) > 1 else math.nan
     return {"mean": values.double().mean().item(), "se": spread / math.sqrt(len(values))}
 
 
-def lower(difference: dict[str, float]) -> bool:
+def clearly_lower(difference: dict[str, float]) -> bool:
     """Whether a mean difference is above zero beyond chance: by 1.96 standard errors."""
     return difference["mean"] > 1.96 * difference["se"]
 
@@ -144,6 +143,14 @@ def lower(difference: dict[str, float]) -> bool:
 def canvas(width: float, height: float) -> Figure:
     """An empty figure with room around its panels."""
     return Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1))
+
+
+def style_axes(axes: Axes, across: str, ticks: Sequence[int]) -> None:
+    """A faint grid behind the lines, and a tick at every value measured."""
+    axes.set_xlabel(across)
+    axes.set_xticks(ticks, [str(tick) for tick in ticks])
+    axes.grid(True, color="#eeeeee")
+    axes.set_axisbelow(True)
 
 
 def legend_below(figure: Figure, axes: Axes, columns: int) -> None:

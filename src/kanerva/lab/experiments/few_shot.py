@@ -15,14 +15,14 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from kanerva import data
+from kanerva.data.splits import load_split
 from kanerva.errors import UserError
 from kanerva.lab.experiments.sweep import equal_runs
-from kanerva.lab.harness import Experiment, Finding, Lab
+from kanerva.lab.harness import Experiment, Figures, Finding, Lab
 from kanerva.memory.heap import Memory
-from kanerva.models import MemoryModel
+from kanerva.models.base import MemoryModel
 from kanerva.pictures import MODEL_COLOURS
 from kanerva.presets import preset
-from kanerva.runs import load_split
 from kanerva.seeding import stream
 
 Drawings = Float[Tensor, "N drawings C H W"]  # by character
@@ -63,21 +63,21 @@ def characters(lab: Lab, count: int | None) -> Drawings:
     return data.to_float(pixels, how != "none").to(lab.device).unflatten(0, chosen.shape)
 
 
-def dealt(drawings: Drawings, generator: torch.Generator) -> Drawings:
+def shuffle(drawings: Drawings, generator: torch.Generator) -> Drawings:
     """Each character's drawings in an order of their own."""
     order = torch.rand(drawings.shape[:2], generator=generator, device=drawings.device)
     rows = torch.arange(len(drawings), device=drawings.device)[:, None]
     return drawings[rows, order.argsort(dim=1)]
 
 
-def in_company(targets: Float[Tensor, "N C H W"]) -> Float[Tensor, "N T C H W"]:
+def mix_episodes(targets: Float[Tensor, "N C H W"]) -> Float[Tensor, "N T C H W"]:
     """Each target in the middle of an episode of other characters' targets, as in training."""
     around = torch.arange(COMPANY) - COMPANY // 2
     return targets[(torch.arange(len(targets))[:, None] + around) % len(targets)]
 
 
 @torch.no_grad()
-def scored(
+def score(
     lab: Lab,
     model: MemoryModel,
     targets: Float[Tensor, "N C H W"],
@@ -85,7 +85,7 @@ def scored(
     name: int,
 ) -> PerCharacter:
     """The bound of each target under a memory of its row of `written`; None: an empty memory."""
-    episodes, found = in_company(targets), []
+    episodes, found = mix_episodes(targets), []
     for start in range(0, len(targets), AT_ONCE):
         part = slice(start, start + AT_ONCE)
         images, noise = episodes[part], lab.noise("few-shot", name, start)
@@ -109,7 +109,7 @@ def with_error(values: PerCharacter) -> dict[str, float]:
     }
 
 
-def measured(
+def measure(
     lab: Lab, model: MemoryModel, drawings: Drawings, counts: list[int], rounds: int
 ) -> dict[str, Any]:
     """Bounds on drawings that are not written, for each number that is; `gain` is what the own
@@ -118,13 +118,13 @@ def measured(
     empty: list[PerCharacter] = []
     others: dict[int, list[PerCharacter]] = {count: [] for count in counts}
     for number in range(rounds):
-        mixed = dealt(drawings, lab.noise("deal", number))
+        mixed = shuffle(drawings, lab.noise("deal", number))
         targets, rest = mixed[:, 0], mixed[:, 1:]
-        empty.append(scored(lab, model, targets, None, number))
+        empty.append(score(lab, model, targets, None, number))
         for count in counts:
             some = rest[:, :count]
-            found[count].append(scored(lab, model, targets, some, number))
-            others[count].append(scored(lab, model, targets, some.roll(1, 0), number))
+            found[count].append(score(lab, model, targets, some, number))
+            others[count].append(score(lab, model, targets, some.roll(1, 0), number))
     nothing = torch.stack(empty).mean(dim=0)
     result: dict[str, Any] = {"empty": with_error(nothing), "written": []}
     for count in counts:
@@ -142,18 +142,39 @@ def measured(
     return result
 
 
-def verdict_of(by_model: dict[str, dict]) -> str:
+def gains_in_words(name: str, last: dict[str, Any]) -> str:
+    """What most drawings save a model: against another character's, and an empty memory."""
+    gain, over = last["gain"], last["over_empty"]
+    return (
+        f"{name} {gain['mean']:+.2f} ± {gain['error']:.2f} "
+        f"({over['mean']:+.2f} ± {over['error']:.2f})"
+    )
+
+
+def summarize(figures: Figures) -> str:
+    """What most drawings of a character save each model on another one."""
+    words = [
+        gains_in_words(name, found["written"][-1])
+        for name, found in figures["models"].items()
+        if name != "vae"
+    ]
+    return (
+        f"nats that {figures['written'][-1]} drawings of a character save on another, against as "
+        f"many of another character (against an empty memory): {'; '.join(words)}."
+    )
+
+
+def verdict(figures: Figures) -> str:
     """Which models profit from other drawings of a character."""
+    by_model = figures["models"]
     helped, not_helped = [], []
     for name, found in by_model.items():
         if name == "vae":
             continue
         last = found["written"][-1]
         gain, over = last["gain"], last["over_empty"]
-        text = f"{name} {gain['mean']:+.2f} ± {gain['error']:.2f}"
-        text += f" ({over['mean']:+.2f} ± {over['error']:.2f})"
         clear = min(gain["mean"] - 2 * gain["error"], over["mean"] - 2 * over["error"]) > 0
-        (helped if clear else not_helped).append(text)
+        (helped if clear else not_helped).append(gains_in_words(name, last))
     count = next(iter(by_model.values()))["written"][-1]["count"]
     best = min(by_model, key=lambda name: by_model[name]["written"][-1]["own"]["mean"])
     return (
@@ -175,7 +196,7 @@ def run(lab: Lab) -> Finding:
         model = (lab if name == "kpp" else equal_runs(lab, steps)).trained(
             name, variant, steps=steps
         )
-        by_model[label] = measured(lab, model, drawings, counts, rounds)
+        by_model[label] = measure(lab, model, drawings, counts, rounds)
     figures = {
         "characters": len(drawings),
         "rounds": rounds,
@@ -183,7 +204,7 @@ def run(lab: Lab) -> Finding:
         "references": REFERENCES,
         "models": by_model,
     }
-    return Finding(figures, table(figures), verdict_of(by_model), {"": drawn(lab, figures)})
+    return Finding(figures, table(figures), {"": draw(lab, figures)})
 
 
 TITLES = {
@@ -193,7 +214,7 @@ TITLES = {
 }
 
 
-def table(figures: dict[str, Any]) -> list[str]:
+def table(figures: Figures) -> list[str]:
     """Three blocks, a row for each model and a column for each number of drawings."""
     counts = figures["written"]
     lines = [f"{'drawings written':<17}{'none':>9}" + "".join(f"{c:>14}" for c in counts)]
@@ -206,7 +227,7 @@ def table(figures: dict[str, Any]) -> list[str]:
     return lines + [
         f"nats per image ± standard error over {figures['characters']} characters, "
         f"{figures['rounds']} drawings of each left out in turn; one seed",
-        "elsewhere, models trained on sets of one character, by another protocol, at 20 (not "
+        "in the literature, models trained on sets of one character, another protocol, at 20 (not "
         "comparable):",
         "  " + ", ".join(f"{name} about {cost} nats" for name, cost in REFERENCES.items()),
     ]
@@ -219,7 +240,7 @@ def nats(value: dict[str, float]) -> str:
     return f"{mean:.2f}±{error:.2f}" if known else f"{mean:.0e}±{error:.0e}"
 
 
-def drawn(lab: Lab, figures: dict[str, Any]) -> Figure:
+def draw(lab: Lab, figures: Figures) -> Figure:
     counts = figures["written"]
     figure = Figure(figsize=(15.2, 4.6), layout="constrained")
     left, middle, right = figure.subplots(1, 3)
@@ -265,6 +286,8 @@ EXPERIMENT = Experiment(
     claim="A memory of some drawings of a character makes other drawings of it cheaper, the more "
     "the more were written.",
     run=run,
+    summary=summarize,
+    verdict=verdict,
     quick="about 4 min on two cores",
     full="2 h on a GPU",
     presets=("omniglot",),

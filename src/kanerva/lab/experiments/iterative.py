@@ -9,16 +9,17 @@ from torch import Tensor
 
 from kanerva.lab.experiments.baselines import (
     COLOURS,
-    apart,
-    averaged,
     canvas,
+    clearly_lower,
     gallery,
     legend_below,
-    lower,
+    mean_and_error,
+    squared_distances,
+    style_axes,
 )
-from kanerva.lab.harness import Experiment, Finding, Lab
+from kanerva.lab.harness import Experiment, Figures, Finding, Lab
 from kanerva.memory.heap import Memory
-from kanerva.models import MemoryModel
+from kanerva.models.base import MemoryModel
 from kanerva.shapes import Episode
 
 MODELS: dict[str, tuple[str | None, int]] = {"kpp": ("generate", 600), "kpp-paper": (None, 400)}
@@ -37,11 +38,11 @@ DECIMALS = {"bound": 1, "grey": 3, "nearest": 3, "change": 3}
 
 def as_scored(model: MemoryModel, pictures: Episode) -> Episode:
     """Expected pixels as pixels that the likelihood is a density of: the nearest ones."""
-    levels = 1 if model.config.likelihood.kind == "bernoulli" else 255
+    levels = 1 if model.config.likelihood == "bernoulli" else 255
     return (pictures * levels).round() / levels
 
 
-def measured(
+def measure(
     model: MemoryModel,
     memory: Memory,
     written: Episode,
@@ -58,7 +59,7 @@ def measured(
         for name, values in (
             ("bound", terms.nll_nats),
             ("grey", (4 * pictures * (1 - pictures)).flatten(2).mean(-1)),
-            ("nearest", apart(pictures, written).min(dim=-1).values.sqrt()),
+            ("nearest", squared_distances(pictures, written).min(dim=-1).values.sqrt()),
             ("change", (pictures - before).square().flatten(2).mean(-1).sqrt()),
         ):
             found[name].append(values.flatten())
@@ -68,17 +69,26 @@ def measured(
 def spread(pictures: Episode) -> float:
     """Root mean square distance between two pictures of one memory: 0 where all are the same."""
     count = pictures.shape[1]
-    return (apart(pictures, pictures).sum() / (len(pictures) * count * (count - 1))).sqrt().item()
+    return (
+        (squared_distances(pictures, pictures).sum() / (len(pictures) * count * (count - 1)))
+        .sqrt()
+        .item()
+    )
 
 
 def copies(pictures: Episode, recalled: Episode) -> float:
     """The share of pictures that are what the memory gives back of some written image."""
-    return (apart(pictures, recalled).min(dim=-1).values.sqrt() < SAME).float().mean().item()
+    return (
+        (squared_distances(pictures, recalled).min(dim=-1).values.sqrt() < SAME)
+        .float()
+        .mean()
+        .item()
+    )
 
 
 @torch.no_grad()
 def run(lab: Lab) -> Finding:
-    figures: dict[str, Any] = {"steps": STEPS, "models": {}}
+    figures: Figures = {"steps": STEPS, "models": {}}
     pictures: dict[str, Float[Tensor, "rows columns C H W"]] = {}
     for name, (variant, training) in MODELS.items():
         model = lab.trained(name, variant, steps=training)
@@ -87,28 +97,29 @@ def run(lab: Lab) -> Finding:
         memory = model.write(written, generator=lab.noise("iterative", "write"))
         first = model.generate(memory, length, generator=lab.noise("iterative", "keys"))
         steps = torch.cat([first[None], model.recall(memory, first, steps=STEPS)])
-        values = measured(model, memory, written, steps, lab)
+        values = measure(model, memory, written, steps, lab)
         again = model.recall(memory, written, steps=1)  # how good a picture can get here
-        own = measured(model, memory, written, again, lab)
+        own = measure(model, memory, written, again, lab)
         figures["models"][name] = {
             "variant": variant,
             "length": length,
             "images": first.shape[0] * first.shape[1],
-            "written": {measure: averaged(own[measure][0]) for measure in GAINS},
+            "written": {measure: mean_and_error(own[measure][0]) for measure in GAINS},
             "copies": copies(steps[-1], again[0]),
             "spread": [spread(pictures) for pictures in steps],
             "gain": {  # of the last step over the first picture, image for image
-                measure: averaged(values[measure][0] - values[measure][-1]) for measure in GAINS
+                measure: mean_and_error(values[measure][0] - values[measure][-1])
+                for measure in GAINS
             },
-        } | {measure: [averaged(step) for step in values[measure]] for measure in MEASURES}
+        } | {measure: [mean_and_error(step) for step in values[measure]] for measure in MEASURES}
         pictures[name] = steps[:, 0, :DRAWN].transpose(0, 1)
-    return Finding(figures, table(figures), verdict(figures), {"": drawn(figures, pictures)})
+    return Finding(figures, table(figures), {"": draw(figures, pictures)})
 
 
 # In words
 
 
-def table(figures: dict[str, Any]) -> list[str]:
+def table(figures: Figures) -> list[str]:
     """A block for each model, a row for each step; step 0 is the picture from a random key."""
     lines = [
         "± standard error over pictures; distances are root mean square over pixels; greyness is "
@@ -144,42 +155,54 @@ def entry(measure: str, value: dict[str, float]) -> str:
     return f"{text:>18}"
 
 
-def verdict(figures: dict[str, Any]) -> str:
-    """For each model: do pictures improve, how much of it at once, and what do they become?"""
+def summarize(figures: Figures) -> str:
+    """What the measures are at first and after the last step."""
+    models = [
+        f"{title(name, found)}: {course(found)}, spread {found['spread'][0]:.3f} to "
+        f"{found['spread'][-1]:.3f}"
+        for name, found in figures["models"].items()
+    ]
+    return f"over {figures['steps']} steps {'; '.join(models)}."
+
+
+def course(found: dict[str, Any]) -> str:
+    """Each measure, from the first picture to the last."""
     words = []
-    for name, found in figures["models"].items():
-        fallen = [measure for measure in GAINS if lower(found["gain"][measure])]
-        alike = found["spread"][-1] < 0.1 * found["spread"][0]
-        improved = "bound" in fallen and len(fallen) > 1 and not alike
-        said = f"{title(name, found)} does {'' if improved else 'NOT '}improve its pictures:"
-        for measure, unit in (("bound", " nats"), ("nearest", ""), ("grey", "")):
-            first, last = (found[measure][step]["mean"] for step in (0, -1))
-            digits = DECIMALS[measure]
-            said += f" {SHORT[measure]} {first:.{digits}f} to {last:.{digits}f}{unit},"
-        if alike:
-            said += (
-                f" and all of a memory become the same (spread {found['spread'][0]:.3f} to "
-                f"{found['spread'][-1]:.3f})."
-            )
-        else:
-            said += f" {found['copies']:.0%} becoming what the memory gives back of a written image"
-            if improved:
-                at_once = (
-                    1
-                    - (found["bound"][1]["mean"] - found["bound"][-1]["mean"])
-                    / (found["gain"]["bound"]["mean"])
-                )
-                said += f"; {at_once:.0%} of the gain in nats comes with the first step"
-                said += ", so not slowly" if at_once > 0.9 else ""
-            said += "."
-        words.append(said)
-    return " ".join(words)
+    for measure, unit in (("bound", " nats"), ("nearest", ""), ("grey", "")):
+        first, last = (found[measure][step]["mean"] for step in (0, -1))
+        digits = DECIMALS[measure]
+        words.append(f"{SHORT[measure]} {first:.{digits}f} to {last:.{digits}f}{unit}")
+    return ", ".join(words)
+
+
+def verdict(figures: Figures) -> str:
+    """For each model: do pictures improve, how much of it at once, and what do they become?"""
+    return " ".join(judge(name, found) for name, found in figures["models"].items())
+
+
+def judge(name: str, found: dict[str, Any]) -> str:
+    """Whether one model's pictures improve: by the bound and another measure, staying diverse."""
+    fallen = [measure for measure in GAINS if clearly_lower(found["gain"][measure])]
+    alike = found["spread"][-1] < 0.1 * found["spread"][0]
+    improved = "bound" in fallen and len(fallen) > 1 and not alike
+    does = "does" if improved else "does NOT"
+    words = f"{title(name, found)} {does} improve its pictures: {course(found)},"
+    if alike:
+        first, last = found["spread"][0], found["spread"][-1]
+        return f"{words} and all of a memory become the same (spread {first:.3f} to {last:.3f})."
+    words += f" {found['copies']:.0%} becoming what the memory gives back of a written image"
+    if improved:
+        later = found["bound"][1]["mean"] - found["bound"][-1]["mean"]
+        at_once = 1 - later / found["gain"]["bound"]["mean"]
+        words += f"; {at_once:.0%} of the gain in nats comes with the first step"
+        words += ", so not slowly" if at_once > 0.9 else ""
+    return f"{words}."
 
 
 # In pictures
 
 
-def drawn(figures: dict[str, Any], pictures: dict[str, Float[Tensor, "R S C H W"]]) -> Figure:
+def draw(figures: Figures, pictures: dict[str, Float[Tensor, "R S C H W"]]) -> Figure:
     """Each model's pictures, step by step; below, what was measured of them."""
     figure = canvas(14.0, 9.6)
     panels = figure.subplot_mosaic(  # two above three
@@ -206,11 +229,8 @@ def drawn(figures: dict[str, Any], pictures: dict[str, Float[Tensor, "R S C H W"
             best = found["written"][measure]["mean"]
             axes.axhline(best, color=colour, linestyle=":", label=f"{name}, written ones recalled")
         axes.set_title(MEASURES[measure], fontsize=10)
-        axes.set_xlabel("step")
-        axes.set_xticks(steps)
+        style_axes(axes, "step", steps)
         axes.set_ylim(bottom=0)
-        axes.grid(True, color="#eeeeee")
-        axes.set_axisbelow(True)
     legend_below(figure, panels[GAINS[-1]], 2)
     counts = [f"{found['images']} of {name}" for name, found in figures["models"].items()]
     said = f"below: means and standard errors over pictures, {', '.join(counts)}"
@@ -225,5 +245,7 @@ EXPERIMENT = Experiment(
     claim="Inferring a random-key generation again and again, the memory fixed, slowly but clearly "
     "improves it.",
     run=run,
+    summary=summarize,
+    verdict=verdict,
     presets=("mnist", "omniglot"),
 )

@@ -8,19 +8,21 @@ import torch.nn.functional as F
 from matplotlib.figure import Figure
 
 from kanerva.evaluation import noise
-from kanerva.evaluation.resized import Elsewhere
+from kanerva.evaluation.resized import ResizedMemory
 from kanerva.lab.experiments.baselines import (
     COLOURS,
     canvas,
     gallery,
     hopfield,
-    its_own,
     legend_below,
     nearest,
-    recalled,
+    nearest_is_own,
+    recall_every_step,
+    style_axes,
 )
-from kanerva.lab.harness import Experiment, Finding, Lab, Pixels
-from kanerva.models import Kpp, MemoryModel
+from kanerva.lab.harness import Experiment, Figures, Finding, Lab, Pixels
+from kanerva.models.base import MemoryModel
+from kanerva.shapes import Episode
 
 CUES = {
     "lower_half_hidden": "lower half hidden",
@@ -34,7 +36,7 @@ SYSTEMS = ("kpp", "kpp-small", "dkm", "dkm, 1 step", "hopfield", "hopfield 0/1",
 DRAWN = 8
 
 
-def shifted(images: Pixels, generator: torch.Generator, pixels: int = SHIFT) -> Pixels:
+def shift(images: Pixels, generator: torch.Generator, pixels: int = SHIFT) -> Pixels:
     """Each image moved right, left, down or up, at random; what enters is black, what leaves is
     lost."""
     height, width = images.shape[-2:]
@@ -50,18 +52,17 @@ def shifted(images: Pixels, generator: torch.Generator, pixels: int = SHIFT) -> 
 
 def make_cue(name: str, images: Pixels, generator: torch.Generator) -> Pixels:
     if name == "shifted":
-        return shifted(images, generator)
+        return shift(images, generator)
     return noise.make_cue(name, images, generator)
 
 
 def with_room(lab: Lab, model: MemoryModel, length: int, **options: Any) -> MemoryModel:
     """The same weights, and so the same blocks, in a memory with room for so many images."""
-    assert isinstance(model, Kpp)
-    if length <= model.config.memory.capacity:
+    if length <= (empty := model.empty()).capacity:
         return model
     side = math.isqrt(length - 1) + 1  # a square of cells
-    room = Elsewhere(capacity=side**2, size=side * model.placer.block[0])
-    return room.moved(lab.config("kpp", **options), model)[1]
+    room = ResizedMemory(capacity=side**2, size=side * empty.grid.block[0])
+    return room.apply(lab.config("kpp", **options), model)[1]
 
 
 @torch.no_grad()
@@ -73,7 +74,7 @@ def run(lab: Lab) -> Finding:
         name: with_room(lab, lab.trained("kpp", steps=600, **more), lengths[-1], **more)
         for name, more in options.items()
     } | {"dkm": lab.trained("dkm", steps=400)}
-    figures: dict[str, Any] = {
+    figures: Figures = {
         "images": len(images),
         "lengths": list(lengths),
         "steps": steps,
@@ -83,36 +84,50 @@ def run(lab: Lab) -> Finding:
         "share": {cue: {name: [] for name in SYSTEMS} for cue in CUES},
     }
     for name in options:
-        model = models[name]
-        assert isinstance(model, Kpp)
-        figures["memory"][f"{name} block"] = list(model.writer.shape)
+        empty = models[name].empty()
+        figures["memory"][f"{name} block"] = [len(empty.map), *empty.grid.block]
     pictures: dict[str, dict[str, Pixels]] = {}
     for cue in CUES:
         cues = make_cue(cue, images, lab.noise("recall", cue))
-        seen = noise.observed(cue, images)
         for length in lengths:
+            made = recall_by_all(lab, cue, models, images, cues, length, steps)
             written, asked = (each.unflatten(0, (-1, length)) for each in (images, cues))
-            told = None if seen is None else seen.unflatten(0, (-1, length))
-            made = {"nearest": nearest(written, asked, told)}
-            for name, signed in (("hopfield", True), ("hopfield 0/1", False)):
-                made[name] = hopfield(
-                    written, asked, beta=BETA, steps=steps, signed=signed, observed=told
-                )
-            for name, model in models.items():
-                chance = lab.noise("recall", cue, length, name)
-                every = recalled(
-                    model, images, cues, length, steps=steps, noise=chance, observed=seen
-                ).unflatten(1, (-1, length))
-                made[name] = every[-1]
-                if name == "dkm":
-                    made["dkm, 1 step"] = every[0]
             for name in SYSTEMS:
-                share = its_own(made[name], written).float().mean().item()
+                share = nearest_is_own(made[name], written).float().mean().item()
                 figures["share"][cue][name].append(share)
             if length == BAR_LENGTH:
                 rows = {"written": written, "cue": asked} | {name: made[name] for name in SYSTEMS}
                 pictures[cue] = {name: each[0, :DRAWN] for name, each in rows.items()}
-    return Finding(figures, table(figures), verdict(figures), {"": drawn(figures, pictures)})
+    return Finding(figures, table(figures), {"": draw(figures, pictures)})
+
+
+def recall_by_all(
+    lab: Lab,
+    cue: str,
+    models: dict[str, MemoryModel],
+    images: Pixels,
+    cues: Pixels,
+    length: int,
+    steps: int,
+) -> dict[str, Episode]:
+    """What every system gives back of images in episodes of that length."""
+    seen = noise.observed(cue, images)
+    visible = None if seen is None else seen.unflatten(0, (-1, length))
+    written, asked = (each.unflatten(0, (-1, length)) for each in (images, cues))
+    made = {"nearest": nearest(written, asked, visible)}
+    for name, signed in (("hopfield", True), ("hopfield 0/1", False)):
+        made[name] = hopfield(
+            written, asked, beta=BETA, steps=steps, signed=signed, observed=visible
+        )
+    for name, model in models.items():
+        chance = lab.noise("recall", cue, length, name)
+        every = recall_every_step(
+            model, images, cues, length, steps=steps, noise=chance, observed=seen
+        ).unflatten(1, (-1, length))
+        made[name] = every[-1]
+        if name == "dkm":
+            made["dkm, 1 step"] = every[0]
+    return made
 
 
 # In words
@@ -123,7 +138,7 @@ def error_of(share: float, count: int) -> float:
     return math.sqrt(share * (1 - share) / count)
 
 
-def table(figures: dict[str, Any]) -> list[str]:
+def table(figures: Figures) -> list[str]:
     """Per cent found, a row for each system and cue, a column for each T."""
     count, most = figures["images"], figures["lengths"][-1]
     shapes = {name: "x".join(map(str, shape)) for name, shape in figures["memory"].items()}
@@ -138,7 +153,7 @@ def table(figures: dict[str, Any]) -> list[str]:
         f"  one set of weights each for every T, trained on 36 such blocks at T={lengths['kpp']}, "
         f"here in a memory with room for {most}",
         f"dkm: memory {shapes['dkm']}, trained at T={lengths['dkm']}, KL(M) unpaid; where half is "
-        "hidden it sees black, all others are told",
+        "hidden it sees black, others leave it out",
         f"hopfield: beta={figures['beta']:g} on pixels as -1 to 1 (0/1: as they are); nearest: by "
         "squared error; both keep images whole",
         "",
@@ -154,7 +169,16 @@ def table(figures: dict[str, Any]) -> list[str]:
     return lines
 
 
-def verdict(figures: dict[str, Any]) -> str:
+def summarize(figures: Figures) -> str:
+    """What each system finds when the memory is fullest."""
+    cues = []
+    for cue, name in CUES.items():
+        last = [f"{system} {found[-1]:.1%}" for system, found in figures["share"][cue].items()]
+        cues.append(f"{name}: {', '.join(last)}")
+    return f"share found of {figures['images']} at T={figures['lengths'][-1]}: {'; '.join(cues)}."
+
+
+def verdict(figures: Figures) -> str:
     """Whether the bar is reached, and who finds most when the memory is fullest."""
     at, most = figures["lengths"].index(BAR_LENGTH), figures["lengths"][-1]
     shares, count = figures["share"], figures["images"]
@@ -177,7 +201,7 @@ def verdict(figures: dict[str, Any]) -> str:
 # In pictures
 
 
-def drawn(figures: dict[str, Any], pictures: dict[str, dict[str, Pixels]]) -> Figure:
+def draw(figures: Figures, pictures: dict[str, dict[str, Pixels]]) -> Figure:
     """The share found against T, and a few images at the T of the bar; one column for each cue."""
     figure = canvas(14.0, 9.4)
     panels = figure.subplots(2, len(CUES), height_ratios=(1, 1.35))
@@ -201,12 +225,9 @@ def drawn(figures: dict[str, Any], pictures: dict[str, dict[str, Pixels]]) -> Fi
         chance = [100 / length for length in lengths]
         axes.plot(lengths, chance, color="#aaaaaa", linestyle=":", label="chance, 1/T")
         axes.set_xscale("log", base=2)
-        axes.set_xticks(lengths, [str(length) for length in lengths])
+        style_axes(axes, "T, images written", lengths)
         axes.set_ylim(0, 104)
-        axes.set_xlabel("T, images written")
         axes.set_title(words)
-        axes.grid(True, color="#eeeeee")
-        axes.set_axisbelow(True)
         rows = pictures[cue]
         gallery(panels[1, column], torch.stack(list(rows.values())), list(rows), [])
         panels[1, column].set_title(f"at T = {BAR_LENGTH}", fontsize=10)
@@ -222,5 +243,7 @@ EXPERIMENT = Experiment(
     claim="From the upper half of an image kpp finds at least 95 % of 32 written ones; others are "
     "measured beside it, up to 256.",
     run=run,
+    summary=summarize,
+    verdict=verdict,
     presets=("mnist", "omniglot"),
 )

@@ -2,7 +2,7 @@
 
 import torch
 
-from kanerva.lab.harness import Experiment, Finding, Lab
+from kanerva.lab.harness import Experiment, Figures, Finding, Lab
 from kanerva.pictures import sheet
 
 MODELS = ("kpp", "kpp-paper")
@@ -13,7 +13,7 @@ def run(lab: Lab) -> Finding:
     count = 32
     images = lab.images(count)
     parts = [("true, test images", images[:16])]
-    figures: dict[str, dict[str, float]] = {}
+    figures: Figures = {}
     for name in MODELS:
         model = lab.trained(name, steps=600 if name == "kpp" else 400)
         made = model.reconstruct(images)
@@ -27,20 +27,36 @@ def run(lab: Lab) -> Finding:
         }
         parts.append((f"{name}, {model.reconstructed}", made[:16]))
         parts.append((f"{name}, recalled from the memory of all {count}, one step", read[:16]))
+    return Finding(figures, table(figures), {"": sheet(parts, columns=16)})
+
+
+def table(figures: Figures) -> list[str]:
     lines = [
         f"{'mean squared pixel error':<26}{'reconstructed':>15}{'recalled':>12}{'blank page':>12}"
     ]
     for name, found in figures.items():
         numbers = f"{found['reconstructed']:15.4f}{found['recalled']:12.4f}{found['blank']:12.4f}"
         lines.append(f"{name:<26}{numbers}")
+    return lines
+
+
+def summarize(figures: Figures) -> str:
+    """Errors of what is read back from memory alone, and of reconstructions."""
+    words = [
+        f"{name} {found['recalled']:.4f} recalled, {found['reconstructed']:.4f} reconstructed"
+        for name, found in figures.items()
+    ]
+    blank = figures["kpp"]["blank"]
+    return f"mean squared pixel error: {'; '.join(words)}; of a blank page {blank:.4f}."
+
+
+def verdict(figures: Figures) -> str:
+    """Whether kpp's images come back from memory alone better than the paper's model's."""
     ours, theirs = figures["kpp"]["recalled"], figures["kpp-paper"]["recalled"]
     better = "kpp brings them back from memory alone" if ours < theirs else "kpp does NOT do better"
-    return Finding(
-        figures,
-        lines,
+    return (
         f"{better}: error {ours:.4f} against {theirs:.4f} of kpp-paper, whose reconstructions "
-        f"({figures['kpp-paper']['reconstructed']:.4f}) are those of its readout's posterior.",
-        {"": sheet(parts, columns=16)},
+        f"({figures['kpp-paper']['reconstructed']:.4f}) are those of its readout's posterior."
     )
 
 
@@ -50,6 +66,8 @@ EXPERIMENT = Experiment(
     shows="true images over reconstructed ones, every set",
     claim="Reconstructions of test images resemble them on every data set.",
     run=run,
+    summary=summarize,
+    verdict=verdict,
     full="2 min each on a GPU",
     presets=("mnist", "omniglot", "fashion_mnist", "cifar10", "mazes"),
 )

@@ -4,12 +4,14 @@ import torch
 import torch.nn.functional as F
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
+from torch import Tensor
 
 from kanerva import data
-from kanerva.lab.harness import Experiment, Finding, Lab, Pixels
+from kanerva.lab.harness import Experiment, Figures, Finding, Lab, Pixels
+from kanerva.lab.paper_figures import WINDOW
 from kanerva.memory.blocks import paste_blocks, read_blocks
 
-SCALE, X, Y = 0.5, 0.3, 0.5
+SCALE, X, Y = WINDOW
 SIDE, BLOCK = 64, 32
 
 
@@ -45,6 +47,12 @@ def run(lab: Lab) -> Finding:
         "against_grid_sample": float((block - torchs).abs().max()),
         "pasted_back": float(returned.mean()),
     }
+    return Finding(figures, table(figures), {"": draw(image, block, pasted)})
+
+
+def draw(image: Tensor, block: Tensor, pasted: Tensor) -> Figure:
+    """The image, what the window cuts out, and that pasted back."""
+    left, top, right, bottom = region()
     figure = Figure(figsize=(9.2, 3.4), layout="constrained")
     titles = ("the image, and the window inlaid", "cut out: 32x32", "pasted back with the inverse")
     for axes, title, pixels in zip(
@@ -61,19 +69,35 @@ def run(lab: Lab) -> Finding:
             )
             axes.set_xlim(-1, SIDE)
             axes.set_ylim(SIDE, -1)
+    return figure
+
+
+def table(figures: Figures) -> list[str]:
+    left, top, right, bottom = figures["region_pixels"]
+    return [
+        f"scale {SCALE}, shift {X}, {Y} on a {SIDE}x{SIDE} image: columns {left:.1f} to "
+        f"{right:.1f}, rows {top:.1f} to {bottom:.1f}",
+        f"our read against affine_grid and grid_sample, largest difference: "
+        f"{figures['against_grid_sample']:.1e}",
+        f"pasted back, mean difference inside the window: {figures['pasted_back']:.3f}",
+    ]
+
+
+def summarize(figures: Figures) -> str:
+    """Which region the window selects, and how far our read is from PyTorch's."""
+    left, top, right, bottom = figures["region_pixels"]
+    return (
+        f"the window selects columns {left:.1f} to {right:.1f} and rows {top:.1f} to {bottom:.1f} "
+        f"of {SIDE}; our read differs from grid_sample by {figures['against_grid_sample']:.2g} at "
+        "most."
+    )
+
+
+def verdict(figures: Figures) -> str:
+    """Whether our read is the spatial transformer."""
     same = figures["against_grid_sample"] < 1e-5
-    return Finding(
-        figures,
-        [
-            f"scale {SCALE}, shift {X}, {Y} on a {SIDE}x{SIDE} image: columns {left:.1f} to "
-            f"{right:.1f}, rows {top:.1f} to {bottom:.1f}",
-            f"our read against affine_grid and grid_sample, largest difference: "
-            f"{figures['against_grid_sample']:.1e}",
-            f"pasted back, mean difference inside the window: {figures['pasted_back']:.3f}",
-        ],
-        "The window is the lower right quarter, a little to the left. "
-        + ("The read is the spatial transformer." if same else "NOT the spatial transformer."),
-        {"": figure},
+    return "The window is the lower right quarter, a little to the left. " + (
+        "The read is the spatial transformer." if same else "NOT the spatial transformer."
     )
 
 
@@ -81,9 +105,11 @@ EXPERIMENT = Experiment(
     name="spatial-transformer",
     paper="App. A",
     shows="the worked example: a window inlaid and extracted",
-    claim="A key of scale 0.5 and shift (0.3, 0.5) selects one region of an image, by a "
+    claim=f"A key of scale {SCALE} and shift ({X}, {Y}) selects one region of an image, by a "
     "differentiable bilinear read.",
     run=run,
+    summary=summarize,
+    verdict=verdict,
     quick="a second",
     full="a second",
     presets=("glyphs",),

@@ -14,14 +14,15 @@ from typing import Any
 
 import torch
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
+from kanerva.data.splits import fixed_episodes, load_split
 from kanerva.evaluation.bound import Score, bound
 from kanerva.evaluation.controls import holding
-from kanerva.evaluation.record import memory_size, read_records
+from kanerva.evaluation.record import count_reads, memory_size, read_records
 from kanerva.lab.harness import Lab, full_steps
 from kanerva.pictures import MODEL_COLOURS
 from kanerva.presets import preset
-from kanerva.runs import fixed_episodes, load_split
 
 RESULTS = Path("results")  # where records lie, in the working directory
 IMAGES = 1024  # of the test set that a quick version scores; the full one scores it all
@@ -63,7 +64,7 @@ def seeds(lab: Lab, full: int = 3) -> list[int]:
 
 
 @torch.no_grad()
-def measured(lab: Lab, setting: Setting, chosen: list[int]) -> dict[str, Any]:
+def train_and_score(lab: Lab, setting: Setting, chosen: list[int]) -> dict[str, Any]:
     """Train for each seed, score on the test set; the entry that stands in figures."""
     config = lab.config(setting.model, setting.variant, **setting.parts)
     episodes = fixed_episodes(config, load_split(config, "test", lab.data_root), lab.device)
@@ -80,8 +81,8 @@ def measured(lab: Lab, setting: Setting, chosen: list[int]) -> dict[str, Any]:
         found,
         variant=config.variant,
         T=config.episode_length,
-        K=config.memory.reads,
-        capacity=config.memory.capacity if config.model == "kpp" else None,
+        K=count_reads(config),
+        capacity=getattr(getattr(config.model, "memory", None), "capacity", None),
         floats_per_image=floats,
         steps=config.steps,
         images_per_step=config.episode_length * config.batch,
@@ -105,7 +106,9 @@ def as_entry(
     }
 
 
-def filed(settings: list[Setting], preset_name: str, least: int = 3) -> list[dict[str, Any]] | None:
+def read_entries(
+    settings: list[Setting], preset_name: str, least: int = 3
+) -> list[dict[str, Any]] | None:
     """The same entries from records of whole test sets, where each setting has at least so many
     seeds, of one configuration, and all saw as many images. Else None."""
     folder = RESULTS / preset_name
@@ -185,10 +188,15 @@ def over_values(entries: list[dict[str, Any]], term: str) -> dict[str, Any]:
     }
 
 
+def within_published(found: dict[str, Any], published: float) -> bool:
+    """Whether a variation is no more than the paper's, or than another training makes by itself."""
+    return found["std"] <= max(published, found["seed_std"] or 0.0)
+
+
 # Words
 
 
-def seeds_said(found: dict[str, Any]) -> str:
+def seeds_in_words(found: dict[str, Any]) -> str:
     """How much of a variation another training would make by itself."""
     if found["seed_std"] is None:
         return "one seed: how much another training varies is not known"
@@ -231,7 +239,20 @@ def rows(entries: list[dict[str, Any]]) -> list[str]:
 # Pictures
 
 
-def finished(axes: Axes, across: str, title: str) -> None:
+def two_panels(title: str) -> Figure:
+    """A figure with two panels side by side, empty yet."""
+    figure = Figure(figsize=(11.6, 4.4), layout="constrained")
+    figure.subplots(1, 2)
+    figure.suptitle(title, fontsize=10)
+    return figure
+
+
+def draw_floor(axes: Axes, floor: float) -> None:
+    """What no bound of an episode's images can fall below."""
+    axes.axhline(floor, color="black", ls="--", lw=1, label=f"floor ln T = {floor:.2f}")
+
+
+def finish_axes(axes: Axes, across: str, title: str) -> None:
     """Labels, a scale from 0, and a legend above the lines."""
     axes.set_xlabel(across)
     axes.set_ylabel("nats per image")
@@ -268,8 +289,7 @@ def bars(axes: Axes, entries: list[dict[str, Any]], how: str, title: str) -> Non
         top = found["mean"] + (found["std"] or 0.0)
         axes.annotate(pm(found), (place, top), (0, 4), textcoords="offset points", ha="center")
     if how == "bound":
-        floor = entries[0]["floor"]
-        axes.axhline(floor, color="black", ls="--", lw=1, label=f"floor ln T = {floor:.2f}")
+        draw_floor(axes, entries[0]["floor"])
         axes.legend(loc="upper left", fontsize=8)
     highest = max(entry[how]["nll_nats"]["mean"] for entry in entries)
     axes.set_ylim(0, 1.25 * highest)

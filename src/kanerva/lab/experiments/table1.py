@@ -13,47 +13,16 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from kanerva.data.splits import fixed_episodes, load_split
 from kanerva.errors import UserError
 from kanerva.evaluation.bound import bound
 from kanerva.evaluation.controls import holding
 from kanerva.evaluation.record import memory_size, read_records
-from kanerva.evaluation.report import of_one_config
 from kanerva.lab.experiments.sweep import IMAGES, RESULTS, pm, spread
-from kanerva.lab.harness import Experiment, Finding, Lab
-from kanerva.runs import fixed_episodes, load_split
+from kanerva.lab.harness import Experiment, Figures, Finding, Lab
+from kanerva.lab.paper_figures import BITS_PER_DIM, KANERVA_PP, NOT_A_BOUND, TABLE1
+from kanerva.lab.tables import SETS, of_one_config, score_field, unit
 
-# The paper's, as printed in its Table 1: all bounds but VMA's. DKM on MNIST and CIFAR-10 were given
-# to its authors by those of DKM, KM on CIFAR-10 is read off a figure, DMLab varies.
-PAPER: dict[str, dict[str, float]] = {
-    "vma": {"omniglot": 103.6},
-    "km": {"omniglot": 68.3, "cifar10": 4.37},
-    "dnc": {"omniglot": 100.0},
-    "dkm": {"mnist": 75.3, "omniglot": 77.2, "cifar10": 4.79, "mazes": 2.75},
-    "dkm-tsm": {
-        "mnist": 51.84,
-        "omniglot": 70.88,
-        "fashion_mnist": 4.15,
-        "cifar10": 4.31,
-        "mazes": 2.92,
-    },
-    "kpp-paper": {
-        "mnist": 41.58,
-        "omniglot": 66.24,
-        "fashion_mnist": 3.40,
-        "cifar10": 3.28,
-        "mazes": 2.88,
-    },
-}
-NOT_A_BOUND = "vma"
-SETS = {  # what a column is called; `mazes` is ours and not DMLab
-    "glyphs": "glyphs",
-    "mnist": "MNIST",
-    "omniglot": "Omniglot",
-    "fashion_mnist": "Fashion-MNIST",
-    "cifar10": "CIFAR-10",
-    "mazes": "DMLab mazes",
-}
-BITS = ("fashion_mnist", "cifar10", "mazes")  # in bits per dimension, the rest in nats per image
 ROWS: dict[str, tuple[str, str, tuple[str | None, ...]]] = {  # row: label, model, its variants
     "vma": ("VMA", "vma", (None,)),
     "km": ("KM", "km", (None,)),
@@ -73,45 +42,48 @@ ROWS: dict[str, tuple[str, str, tuple[str | None, ...]]] = {  # row: label, mode
     "vae": ("VAE", "vae", (None,)),
 }
 SCORES = ("bound", "paper_style")
-
-
-def unit(name: str) -> str:
-    return "bits/dim" if name in BITS else "nats/image"
+LOOKS = {  # of a figure in the picture, by whose it is
+    "paper": {"color": "black"},
+    "bound": {"color": "#1b6ca8", "weight": "bold"},
+    "paper_style": {"color": "#777777"},
+}
+NOTHING = "No record of ours on a data set of the paper's: nothing to compare."
+Cells = dict[str, dict[str, Any]]  # by data set and by row
 
 
 # Cells
 
 
-def records(folder: Path) -> list[dict[str, Any]]:
+def read_tested(folder: Path) -> list[dict[str, Any]]:
     """Every record of a test set under `results/`."""
     places = [folder / name for name in SETS if any((folder / name).glob("*.json"))]
     return [r for place in places for r in read_records(place) if r["split"] == "test"]
 
 
-def cell(found: list[dict[str, Any]], name: str, row: str) -> dict[str, Any] | None:
+def find_cell(found: list[dict[str, Any]], name: str, row: str) -> dict[str, Any] | None:
     """What a row has on a data set: the first variant there is; seeds of one configuration; whole
     test sets rather than parts."""
     _, model, variants = ROWS[row]
     mine = [r for r in found if r["preset"] == name and r["model"] == model]
     for variant in variants:
         alike = [r for r in mine if r["variant"] == variant]
-        if variant in (None, "store"):  # what is scored elsewhere has a row of its own name
+        if variant in (None, "store"):  # weights in a larger memory have a row of their own
             alike = [r for r in alike if not r.get("elsewhere")]
         whole = [r for r in alike if not r["partial"]] or alike
         if whole:
-            return entry(of_one_config(whole), name)
+            return average(of_one_config(whole), name)
     return None
 
 
-def cells_of(found: list[dict[str, Any]], names: list[str]) -> dict[str, dict[str, Any]]:
+def collect_cells(found: list[dict[str, Any]], names: list[str]) -> Cells:
     """Every row's cell of some data sets."""
-    return {name: {row: cell(found, name, row) for row in ROWS} for name in names}
+    return {name: {row: find_cell(found, name, row) for row in ROWS} for name in names}
 
 
-def entry(alike: list[dict[str, Any]], name: str) -> dict[str, Any]:
+def average(alike: list[dict[str, Any]], name: str) -> dict[str, Any]:
     """Seeds of one configuration as one cell."""
     first = alike[0]
-    part = "bits_per_dim" if name in BITS else "nll_nats"
+    part = score_field(name)
     charged = [r["full_bound"][part] for r in alike if "full_bound" in r]
     return {
         "variant": first["variant"],
@@ -127,7 +99,7 @@ def entry(alike: list[dict[str, Any]], name: str) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def made_here(lab: Lab) -> list[dict[str, Any]]:
+def train_and_score(lab: Lab) -> list[dict[str, Any]]:
     """Where there are no records: three models trained and scored for the table alone."""
     found = []
     for name, steps in (("kpp", 600), ("kpp-paper", 400), ("vae", 400)):
@@ -147,7 +119,7 @@ def made_here(lab: Lab) -> list[dict[str, Any]]:
                 "config_hash": config.config_hash(),
                 "memory": memory_size(model, config.episode_length),
                 **{
-                    h: asdict(s) | {"bits_per_dim": s.bits_per_dim(config.image)}
+                    h: asdict(s) | {"bits_per_dim": s.bits_per_dim(config.model.image)}
                     for h, s in scores.items()
                 },
             }
@@ -158,41 +130,73 @@ def made_here(lab: Lab) -> list[dict[str, Any]]:
 # Words
 
 
-def verdict_of(cells: dict[str, dict[str, Any]]) -> str:
-    """Which of our figures reach the paper's for Kanerva++: by the valid bound, and whether
-    `paper_style` would say otherwise."""
-    told, other = compared(cells, "bound"), compared(cells, "paper_style")
-    if not told:
-        return "No record of ours on a data set of the paper's: nothing to compare."
-    text = "; ".join(f"{model} {words}" for model, (words, _) in told.items())
-    text = f"The paper's figures for Kanerva++, by our valid bound: {text}."
-    if all(told[model][1] == other[model][1] for model in told):
+def summarize(figures: Figures) -> str:
+    """Our bounds beside the paper's figures for Kanerva++."""
+    parts = []
+    for model, both in shared_columns(figures["ours"], "bound").items():
+        scores = [f"{SETS[name]} {ours:.2f} ({KANERVA_PP[name]:g})" for name, ours in both]
+        parts.append(f"{model} {', '.join(scores)}")
+    if not parts:
+        return NOTHING
+    return f"our valid bounds (the paper's figure for Kanerva++): {'; '.join(parts)}."
+
+
+def verdict(figures: Figures) -> str:
+    """Which of our figures reach the paper's for Kanerva++."""
+    return judge_cells(figures["ours"])
+
+
+def judge_cells(cells: Cells) -> str:
+    """By the valid bound, and whether `paper_style` would say otherwise."""
+    by_bound, by_style = (reached(cells, how) for how in SCORES)
+    if not by_bound:
+        return NOTHING
+    words = compare_with_paper(cells, "bound")
+    text = f"The paper's figures for Kanerva++, by our valid bound: {words}."
+    if by_bound == by_style:
         return f"{text} By paper_style, which is no bound, the same are reached."
-    style = "; ".join(f"{model} {words}" for model, (words, _) in other.items())
-    return f"{text} By paper_style, which is no bound: {style}."
+    return f"{text} By paper_style, which is no bound: {compare_with_paper(cells, 'paper_style')}."
 
 
-def compared(cells: dict[str, dict[str, Any]], how: str) -> dict[str, tuple[str, list[str]]]:
-    """For each of our models, in words and as names, where one score reaches the paper's."""
-    told = {}
+def shared_columns(cells: Cells, how: str) -> dict[str, list[tuple[str, float]]]:
+    """For each of our models, one score on every data set that the paper has too."""
+    found = {}
     for row in ("kpp-paper", "kpp", "kpp-48"):
         both = [
-            (name, column[row][how]["mean"], PAPER["kpp-paper"][name])
+            (name, column[row][how]["mean"])
             for name, column in cells.items()
-            if column.get(row) and name in PAPER["kpp-paper"] and name != "mazes"
+            if column.get(row) and name in KANERVA_PP
         ]
-        if not both:
-            continue
-        reached = [name for name, ours, paper in both if ours <= paper]
-        good = [f"{SETS[name]} ({ours:.2f})" for name, ours, _ in both if name in reached]
-        bad = [f"{SETS[n]} ({ours:.2f} > {p:g})" for n, ours, p in both if n not in reached]
+        if both:
+            found[ROWS[row][0].split(": ")[-1]] = both
+    return found
+
+
+def reached(cells: Cells, how: str) -> dict[str, list[str]]:
+    """For each of our models, the data sets on which one score reaches the paper's."""
+    return {
+        model: [name for name, ours in both if ours <= KANERVA_PP[name]]
+        for model, both in shared_columns(cells, how).items()
+    }
+
+
+def compare_with_paper(cells: Cells, how: str) -> str:
+    """Where each of our models reaches the paper's figures, in words."""
+    parts = []
+    for model, both in shared_columns(cells, how).items():
+        good = [f"{SETS[name]} ({ours:.2f})" for name, ours in both if ours <= KANERVA_PP[name]]
+        bad = [
+            f"{SETS[name]} ({ours:.2f} > {KANERVA_PP[name]:g})"
+            for name, ours in both
+            if ours > KANERVA_PP[name]
+        ]
         words = [f"reaches {', '.join(good)}"] if good else []
         words += [f"does NOT reach {', '.join(bad)}"] if bad else []
-        told[ROWS[row][0].split(": ")[-1]] = (" and ".join(words), reached)
-    return told
+        parts.append(f"{model} {' and '.join(words)}")
+    return "; ".join(parts)
 
 
-def lines_of(cells: dict[str, dict[str, Any]], here: bool) -> list[str]:
+def format_cells(cells: Cells, trained_here: bool) -> list[str]:
     """A block for each data set, a row for each model that has a figure, ours or the paper's."""
     lines = []
     for name, column in cells.items():
@@ -202,9 +206,9 @@ def lines_of(cells: dict[str, dict[str, Any]], here: bool) -> list[str]:
         )
         missing = []
         for row, (label, _, _) in ROWS.items():
-            paper, ours = PAPER.get(row, {}).get(name), column.get(row)
+            paper, ours = TABLE1.get(row, {}).get(name), column.get(row)
             if ours is None:
-                missing += [label] if row in PAPER or row in ("kpp", "vae", "no-memory") else []
+                missing += [label] if row in TABLE1 or row in ("kpp", "vae", "no-memory") else []
             if paper is None and ours is None:
                 continue
             text = f"  {label:<22}"
@@ -213,7 +217,7 @@ def lines_of(cells: dict[str, dict[str, Any]], here: bool) -> list[str]:
                 text += f"{len(ours['seeds']):>6}{ours['T']:>5}{ours['floats_per_image']:>8.4g}"
             else:
                 text += " " * 41
-            text += f"{printed(row, name):>10}"
+            text += f"{format_published(row, name):>10}"
             text += "".join(f"{pm(ours[how]) if ours else '':>14}" for how in SCORES)
             lines.append(text.rstrip())
             if ours and ours["with_memory_kl"]:
@@ -228,33 +232,33 @@ def lines_of(cells: dict[str, dict[str, Any]], here: bool) -> list[str]:
         "floats: the memory's for each image, free in all figures; ±: std over seeds; mazes: ours, "
         "not DMLab.",
     ]
-    if here:
+    if trained_here:
         lines.append(f"No records under {RESULTS}/: these few models were trained just now.")
     return lines
 
 
-def printed(row: str, name: str) -> str:
+def format_published(row: str, name: str) -> str:
     """A figure of the paper's as it stands there."""
-    paper = PAPER.get(row, {}).get(name)
+    paper = TABLE1.get(row, {}).get(name)
     if paper is None:
         return ""
-    digits = f"{paper:.2f}" if name in BITS else f"{paper:g}"
+    digits = f"{paper:.2f}" if name in BITS_PER_DIM else f"{paper:g}"
     return f"{'' if row == NOT_A_BOUND else '≤'}{digits}"
 
 
 # The picture
 
 
-def drawn(cells: dict[str, dict[str, Any]]) -> Figure:
+def draw(cells: Cells) -> Figure:
     """Models by data sets; under each the paper's figure, our bound and our paper_style."""
     columns = [
         (name, how)
         for name in cells
         for how in ("paper", *SCORES)
-        if how != "paper" or any(name in figures for figures in PAPER.values())
+        if how != "paper" or any(name in figures for figures in TABLE1.values())
     ]
     shown = [
-        row for row in ROWS if row in PAPER or any(column.get(row) for column in cells.values())
+        row for row in ROWS if row in TABLE1 or any(column.get(row) for column in cells.values())
     ]
     width, height = 2.6 + 0.95 * len(columns), 1.5 + 0.34 * len(shown)
     figure = Figure(figsize=(width, height), layout="constrained")
@@ -266,25 +270,14 @@ def drawn(cells: dict[str, dict[str, Any]]) -> Figure:
     for down, row in enumerate(shown):
         if down % 2:
             axes.axhspan(down - 0.5, down + 0.5, color="#f3f3f3", lw=0)
-        axes.text(-2.5 / 0.95, down, _named(cells, row), va="center", fontsize=10)
+        axes.text(-2.5 / 0.95, down, _label(cells, row), va="center", fontsize=10)
         for across, (name, how) in enumerate(columns):
             ours = cells[name].get(row)
-            if how == "paper":
-                text = printed(row, name)
-            else:
-                text = "" if ours is None else pm(ours[how])
-            weight = "bold" if how == "bound" else "normal"
-            colour = "#1b6ca8" if how == "bound" else "black" if how == "paper" else "#777777"
-            axes.text(
-                across + 0.5,
-                down,
-                text,
-                ha="center",
-                va="center",
-                fontsize=9 if "±" not in text else 7.5,
-                weight=weight,
-                color=colour,
-            )
+            published = format_published(row, name)
+            text = published if how == "paper" else "" if ours is None else pm(ours[how])
+            size = 9 if "±" not in text else 7.5
+            look = {"ha": "center", "va": "center", "fontsize": size, **LOOKS[how]}
+            axes.text(across + 0.5, down, text, **look)
     axes.text(
         -2.5 / 0.95,
         len(shown) + 0.3,
@@ -298,7 +291,7 @@ def drawn(cells: dict[str, dict[str, Any]]) -> Figure:
     return figure
 
 
-def _named(cells: dict[str, dict[str, Any]], row: str) -> str:
+def _label(cells: Cells, row: str) -> str:
     """A row's label with the variants that stand in it."""
     label, _, wanted = ROWS[row]
     found = {ours["variant"] for column in cells.values() if (ours := column.get(row))}
@@ -306,7 +299,7 @@ def _named(cells: dict[str, dict[str, Any]], row: str) -> str:
     return f"{label}, {'/'.join(named)}" if named and len(wanted) > 1 else label
 
 
-def _one_seed(cells: dict[str, dict[str, Any]]) -> bool:
+def _one_seed(cells: Cells) -> bool:
     return all(
         len(ours["seeds"]) == 1 for column in cells.values() for ours in column.values() if ours
     )
@@ -328,7 +321,7 @@ def _heads(axes: Axes, columns: list[tuple[str, str]], below: float) -> None:
 
 
 def run(lab: Lab) -> Finding:
-    found = records(RESULTS)
+    found = read_tested(RESULTS)
     here = not found
     if here and not lab.quick:
         raise UserError(
@@ -336,15 +329,15 @@ def run(lab: Lab) -> Finding:
             "or --quick, which trains three small models instead"
         )
     if here:
-        found = made_here(lab)
+        found = train_and_score(lab)
     names = [
         name
         for name in SETS
-        if any(r["preset"] == name for r in found) or name in PAPER["kpp-paper"]
+        if any(r["preset"] == name for r in found) or name in TABLE1["kpp-paper"]
     ]
-    cells = cells_of(found, names)
-    figures = {"paper": PAPER, "ours": cells, "from_records": not here}
-    return Finding(figures, lines_of(cells, here), verdict_of(cells), {"": drawn(cells)})
+    cells = collect_cells(found, names)
+    figures = {"paper": TABLE1, "ours": cells, "from_records": not here}
+    return Finding(figures, format_cells(cells, here), {"": draw(cells)})
 
 
 EXPERIMENT = Experiment(
@@ -352,9 +345,14 @@ EXPERIMENT = Experiment(
     paper="Table 1",
     shows="models by data sets, from records; the paper's figures beside",
     claim="Kanerva++ bounds the negative log likelihood of test images, given their memory, by "
-    "41.58 nats on MNIST, 66.24 on Omniglot, 3.40 bits/dim on Fashion-MNIST, 3.28 on CIFAR-10.",
+    f"{KANERVA_PP['mnist']:.2f} nats on MNIST, {KANERVA_PP['omniglot']:.2f} on Omniglot, "
+    f"{KANERVA_PP['fashion_mnist']:.2f} bits/dim on Fashion-MNIST, {KANERVA_PP['cifar10']:.2f} on "
+    "CIFAR-10.",
     run=run,
+    summary=summarize,
+    verdict=verdict,
     quick="seconds, from records, else 3 min",
     full="seconds, from records",
     presets=("mnist",),
+    on_every_set=True,
 )

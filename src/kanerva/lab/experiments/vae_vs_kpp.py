@@ -10,62 +10,169 @@ Sharpness is that of expected pixels, as in the paper's pictures. Fréchet dista
 these and of pixels drawn from p(x|z), which is what a model says images look like.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from kanerva.data.splits import load_split
 from kanerva.evaluation.frechet import Eye, frechet, frechet_spread, trained_eye
-from kanerva.lab.experiments.perturb import (
+from kanerva.lab.experiments.picture_measures import interval, is_blurred, rms, sharpness
+from kanerva.lab.experiments.scene import (
     GROUP,
     MODELS,
     Scene,
-    blurred,
     is_binary,
-    rms,
-    scene,
-    sharpness,
-    summary,
-    trained,
+    join,
+    train_for_scene,
+    write_scene,
 )
-from kanerva.lab.harness import Experiment, Finding, Lab
-from kanerva.models import Kpp, MemoryModel
+from kanerva.lab.harness import Experiment, Figures, Finding, Lab
+from kanerva.models.base import MemoryModel
 from kanerva.pictures import Pictures, sheet
 from kanerva.presets import preset
-from kanerva.runs import load_split
 
 DRAWN = 20  # samples for every GROUP of images written
 RESAMPLES = 20  # of the bootstrap that gives the error
 SHOWN = 32
+TWO_SETS = "test images, two sets"
+Scores = dict[str, Any]  # of one model: Fréchet distances, sharpness, distance to what was written
 
 
 @torch.no_grad()
-def samples(
+def draw_samples(
     model: MemoryModel, written: Pictures, length: int, generator: torch.Generator
 ) -> dict[str, tuple[Pictures, Pictures]]:
     """DRAWN samples at random keys: expected pixels, and pixels drawn; with an empty memory too,
     where a model knows what that is."""
-    at = scene(model, written.unflatten(0, (-1, length)), generator)
-    keys = at.anywhere(-(-DRAWN * length // GROUP), generator)
+    at = write_scene(model, written.unflatten(0, (-1, length)), generator)
+    keys = at.draw_keys(-(-DRAWN * length // GROUP), generator)
     scenes = {"": at}
-    if isinstance(model, Kpp):
+    if model.has_blocks:
         scenes["nothing written"] = Scene(model, model.empty(len(at.starts)), at.starts)
     found = {}
     for how, one in scenes.items():
         readout = one.readouts(keys, generator)
         mean = model.likelihood.mean(model.decoder(readout))
-        drawn = model.draw_pixels(readout, generator)
+        drawn = model.sample_pixels(readout, generator)
         found[how] = (mean.flatten(0, 1)[:DRAWN], drawn.flatten(0, 1)[:DRAWN])
     return found
 
 
-def scored(
-    eye: Eye, made: Pictures, reference: Tensor, generator: torch.Generator
-) -> dict[str, float]:
-    """The distance of pictures to real images, and its standard error."""
-    seen = eye(made)
-    error = frechet_spread(seen, reference, group=DRAWN, resamples=RESAMPLES, generator=generator)
-    return {"distance": frechet(seen, reference), "error": error}
+@dataclass(frozen=True)
+class Judge:
+    """Compares pictures with real ones, by the features that a network sees in both."""
+
+    eye: Eye
+    reference: Tensor  # features of real images
+    binary: bool
+
+    def distance(self, made: Pictures, generator: torch.Generator) -> dict[str, float]:
+        """The Fréchet distance to real images, and its standard error."""
+        seen = self.eye(made)
+        error = frechet_spread(
+            seen, self.reference, group=DRAWN, resamples=RESAMPLES, generator=generator
+        )
+        return {"distance": frechet(seen, self.reference), "error": error}
+
+    def sharpness(self, made: Pictures) -> dict[str, dict[str, float]]:
+        """Its measures as intervals."""
+        return {what: interval(value) for what, value in sharpness(made, self.binary).items()}
+
+
+def score_model(
+    lab: Lab, judge: Judge, name: str, model: MemoryModel, length: int, groups: int
+) -> tuple[dict[str, Scores], list[tuple[str, Pictures]]]:
+    """A model's samples from many memories, scored; and some to look at."""
+    made: dict[str, list[tuple[Tensor, Tensor, Tensor]]] = {}
+    for group in range(groups):
+        written = lab.images(GROUP, "train", skip=group * GROUP)
+        noise = lab.noise(name, "samples", group)
+        for how, (mean, drawn) in draw_samples(model, written, length, noise).items():
+            near = rms(mean, written).amin(dim=1)
+            made.setdefault(join(name, how), []).append((mean, drawn, near))
+    found, shown = {}, []
+    for label, each in made.items():
+        mean, drawn, near = (torch.cat(one) for one in zip(*each, strict=True))
+        noise = lab.noise(label, "bootstrap")
+        found[label] = {
+            "expected": judge.distance(mean, noise),
+            "drawn": judge.distance(drawn, noise),
+            "nearest": interval(near),
+            **judge.sharpness(mean),
+        }
+        shown.append((f"{label}: expected pixels", mean[:SHOWN]))
+    return found, shown
+
+
+def score_real_images(
+    lab: Lab, judge: Judge, real: Pictures, training: Pictures, again: int
+) -> dict[str, Scores]:
+    """The same of images that no model made: how near samples can come at all."""
+    nearest = rms(real[:DRAWN], lab.images(GROUP, "train")).amin(dim=1)
+    two = judge.eye(lab.images(2 * again, "test")).split(again)
+    return {
+        "training images": {
+            "drawn": judge.distance(training, lab.noise("others")),
+            "nearest": interval(nearest),
+            **judge.sharpness(training),
+        },
+        TWO_SETS: {"drawn": {"distance": frechet(*two)}},
+    }
+
+
+def training_length(lab: Lab, model: str, variant: str | None, steps: int) -> str:
+    """How long a model was trained, in words."""
+    config = lab.config(model, variant, steps=steps)
+    return f"{config.steps} steps"
+
+
+def split_size(lab: Lab, split: str) -> int:
+    return len(load_split(preset(lab.preset), split, lab.data_root))
+
+
+def run(lab: Lab) -> Finding:
+    in_train, in_test = split_size(lab, "train"), split_size(lab, "test")
+    groups = min(lab.pick(50, 500), in_train // GROUP)
+    count = groups * DRAWN
+    models = MODELS if lab.quick else MODELS | {"kpp-store": ("kpp", "store", 600)}
+    ready = {name: train_for_scene(lab, name, models) for name in models}
+
+    pixels, labels = lab.labelled(min(in_train, lab.pick(20_000, 50_000)), "train")
+    steps = lab.steps or lab.pick(200, 5000)
+    lab.say(f"training what sees features: {steps} steps")
+    eye = trained_eye(pixels, labels, steps=steps, generator=lab.noise("eye"))
+    real = lab.images(min(count, in_test), "test")
+    judge = Judge(eye, eye(real), is_binary(ready["vae"][0]))
+
+    found: dict[str, Scores] = {}
+    parts = [("test images", real[:SHOWN])]
+    for name, (model, length) in ready.items():
+        scores, shown = score_model(lab, judge, name, model, length, groups)
+        found |= scores
+        parts += shown
+    again = len(real) if in_test >= 2 * len(real) else len(real) // 2  # another set as large
+    found |= score_real_images(lab, judge, real, pixels[:count], again)
+    figures = {
+        "samples": count,
+        "memories_of": GROUP,
+        "test_images": len(real),
+        "two_sets_of": again,
+        "features": {
+            "learnt_from": eye.learnt_from,
+            "images": len(pixels),
+            "steps": steps,
+            "classes": eye.classes,
+            "accuracy": eye.accuracy,
+        },
+        "trained": {name: training_length(lab, *models[name]) for name in models},
+        "models": found,
+    }
+    return Finding(figures, table(figures), {"": sheet(parts, columns=16)})
+
+
+# In words
 
 
 def nearer(one: dict[str, float], other: dict[str, float]) -> bool:
@@ -74,122 +181,77 @@ def nearer(one: dict[str, float], other: dict[str, float]) -> bool:
     return one["distance"] + 2 * error < other["distance"]
 
 
-def verdict(found: dict[str, Any]) -> str:
+def distance_in_words(scores: Scores) -> str:
+    """Of pixels drawn, with its error."""
+    return f"{scores['drawn']['distance']:.1f} ±{scores['drawn']['error']:.1f}"
+
+
+def sharpness_measure(scores: Scores) -> tuple[str, str]:
+    """Which measure of sharpness counts, and what it is called."""
+    return ("grey", "greyness") if "grey" in scores else ("edges", "edges")
+
+
+def summarize(figures: Figures) -> str:
+    """Sharpness and Fréchet distance of each model's samples."""
+    words = []
+    for name, one in figures["models"].items():
+        if "expected" in one:
+            key, called = sharpness_measure(one)
+            words.append(f"{name}: {called} {one[key]['mean']:.3f}, {distance_in_words(one)}")
+    return f"sharpness, and Fréchet distance to real images: {'; '.join(words)}."
+
+
+def verdict(figures: Figures) -> str:
     """Whose samples are sharper, whose nearer to real images, and what the memory adds."""
+    found = figures["models"]
     vae, words = found["vae"], []
     for name in MODELS:
         if name == "vae":
             continue
         one = found[name]
-        what = "greyness" if "grey" in one else "edges"
-        sharp = "grey" if "grey" in one else "edges"
-        is_sharper = blurred(vae, one)
-        is_nearer = nearer(one["drawn"], vae["drawn"])
+        key, called = sharpness_measure(one)
+        is_sharper, is_nearer = is_blurred(vae, one), nearer(one["drawn"], vae["drawn"])
         words.append(
-            f"{name} is {'' if is_sharper else 'NOT '}sharper than vae ({what} "
-            f"{one[sharp]['mean']:.3f} against {vae[sharp]['mean']:.3f}) and "
-            f"{'' if is_nearer else 'NOT '}nearer to real images ({one['drawn']['distance']:.1f} "
-            f"±{one['drawn']['error']:.1f} against {vae['drawn']['distance']:.1f} "
-            f"±{vae['drawn']['error']:.1f})."
+            f"{name} is {'' if is_sharper else 'NOT '}sharper than vae ({called} "
+            f"{one[key]['mean']:.3f} against {vae[key]['mean']:.3f}) and "
+            f"{'' if is_nearer else 'NOT '}nearer to real images ({distance_in_words(one)} against "
+            f"{distance_in_words(vae)})."
         )
-    ours, empty = found["kpp-generate"]["drawn"], found["kpp-generate, nothing written"]["drawn"]
-    adds = nearer(ours, empty)
-    words.append(
-        f"kpp's networks with nothing written: {empty['distance']:.1f} ±{empty['error']:.1f}, so "
-        + (
-            f"the memory makes {empty['distance'] - ours['distance']:.1f} of the difference, other "
-            f"networks and training {vae['drawn']['distance'] - empty['distance']:.1f}."
-            if adds
-            else "the memory makes NO difference."
-        )
+    return " ".join([*words, memory_effect(found)])
+
+
+def memory_effect(found: dict[str, Scores]) -> str:
+    """How much of the way to real images is due to what was written."""
+    ours, empty, vae = (
+        found[name] for name in ("kpp-generate", "kpp-generate, nothing written", "vae")
     )
-    return " ".join(words)
+    start = f"kpp's networks with nothing written: {distance_in_words(empty)}, so the memory"
+    if not nearer(ours["drawn"], empty["drawn"]):
+        return f"{start} makes NO difference."
+    near, middle, far = (one["drawn"]["distance"] for one in (ours, empty, vae))
+    side = "nearer" if middle < far else "farther"
+    return (
+        f"{start} brings samples {middle - near:.1f} nearer; without it they are "
+        f"{abs(far - middle):.1f} {side} than vae's, by other networks and training."
+    )
 
 
-def training_length(lab: Lab, model: str, variant: str | None, steps: int) -> str:
-    """How long a model was trained, in words."""
-    config = lab.config(model, variant, steps=steps)
-    return f"{config.epochs} epochs" if config.steps is None else f"{config.steps} steps"
-
-
-def run(lab: Lab) -> Finding:
-    sizes = {
-        split: len(load_split(preset(lab.preset), split, lab.data_root))
-        for split in ("train", "test")
-    }
-    groups = min(lab.pick(50, 500), sizes["train"] // GROUP)
-    count = groups * DRAWN
-    models = MODELS if lab.quick else MODELS | {"kpp-store": ("kpp", "store", 600)}
-    ready = {name: trained(lab, name, models) for name in models}
-    lengths = {name: training_length(lab, *models[name]) for name in models}
-    many = min(sizes["train"], lab.pick(20_000, 50_000))
-    pixels, labels = lab.labelled(many, "train")
-    steps = lab.steps or lab.pick(200, 5000)
-    lab.say(f"training what sees features: {steps} steps")
-    eye = trained_eye(pixels, labels, steps=steps, generator=lab.noise("eye"))
-    real = lab.images(min(count, sizes["test"]), "test")
-    reference, again = eye(real), len(real)
-    if sizes["test"] < 2 * again:  # too few for another set as large: halves
-        again = again // 2
-    binary = is_binary(ready["vae"][0])
-    found: dict[str, Any] = {}
-    parts = [("test images", real[:SHOWN])]
-    for name, (model, length) in ready.items():
-        made: dict[str, list[tuple[Tensor, Tensor, Tensor]]] = {}
-        for group in range(groups):
-            written = lab.images(GROUP, "train", skip=group * GROUP)
-            noise = lab.noise(name, "samples", group)
-            for how, (mean, drawn) in samples(model, written, length, noise).items():
-                near = rms(mean, written).amin(dim=1)
-                made.setdefault(", ".join(filter(None, [name, how])), []).append(
-                    (mean, drawn, near)
-                )
-        for label, each in made.items():
-            mean, drawn, near = (torch.cat(one) for one in zip(*each, strict=True))
-            noise = lab.noise(label, "bootstrap")
-            found[label] = {
-                "expected": scored(eye, mean, reference, noise),
-                "drawn": scored(eye, drawn, reference, noise),
-                "nearest": summary(near),
-                **{what: summary(value) for what, value in sharpness(mean, binary).items()},
-            }
-            parts.append((f"{label}: expected pixels", mean[:SHOWN]))
-    others = pixels[:count]
-    apart = rms(real[:DRAWN], lab.images(GROUP, "train")).amin(dim=1)
-    found["training images"] = {
-        "drawn": scored(eye, others, reference, lab.noise("others")),
-        "nearest": summary(apart),
-        **{what: summary(value) for what, value in sharpness(others, binary).items()},
-    }
-    two = eye(lab.images(2 * again, "test")).split(again)
-    found["test images, two sets"] = {"drawn": {"distance": frechet(*two)}}
-    about = "labels" if eye.learnt_from == "labels" else "images: there are no labels"
-    figures = {
-        "samples": count,
-        "memories_of": GROUP,
-        "test_images": len(real),
-        "two_sets_of": again,
-        "features": {
-            "learnt_from": eye.learnt_from,
-            "images": many,
-            "steps": steps,
-            "classes": eye.classes,
-            "accuracy": eye.accuracy,
-        },
-        "trained": lengths,
-        "models": found,
-    }
-    seen = "" if eye.accuracy is None else f", {eye.classes} classes, {eye.accuracy:.0%} right"
-    said = ", ".join(f"{name} {long}" for name, long in lengths.items())
+def table(figures: Figures) -> list[str]:
+    """A row for each model and for real images."""
+    features, again = figures["features"], figures["two_sets_of"]
+    about = "labels" if features["learnt_from"] == "labels" else "images: there are no labels"
+    if features["accuracy"] is not None:
+        about += f", {features['classes']} classes, {features['accuracy']:.0%} right"
+    trained = ", ".join(f"{name} {length}" for name, length in figures["trained"].items())
     lines = [
-        f"trained: {said}",
-        f"{count} samples each, {DRAWN} for every {GROUP} training images written; "
-        f"{len(real)} test images",
-        f"features: of a small network trained here on {about}{seen}; ± standard error, bootstrap",
+        f"trained: {trained}",
+        f"{figures['samples']} samples each, {DRAWN} for every {GROUP} training images written; "
+        f"{figures['test_images']} test images",
+        f"features: of a small network trained here on {about}; ± standard error, bootstrap",
         f"{'samples':<30}{'Fréchet, drawn':>17}{'expected pixels':>17}{'edges':>9}{'greyness':>10}"
         f"{'nearest written':>17}",
     ]
-    for label, one in found.items():
+    for label, one in figures["models"].items():
         cells = [
             f"{one[w]['distance']:.2f}" + (f" ±{one[w]['error']:.2f}" if "error" in one[w] else "")
             if w in one
@@ -206,11 +268,11 @@ def run(lab: Lab) -> Finding:
         f"two sets: {again} against {again}; nearest: of the {GROUP} written (for vae: not "
         "written; last: a test image's)"
     )
-    if lab.quick:
+    if "kpp-store" not in figures["models"]:
         lines.append(
             "kpp-store is left to the full protocol: its random keys replay the blocks written"
         )
-    return Finding(figures, lines, verdict(found), {"": sheet(parts, columns=16)})
+    return lines
 
 
 EXPERIMENT = Experiment(
@@ -219,6 +281,8 @@ EXPERIMENT = Experiment(
     shows="samples side by side: sharpness, Fréchet distance",
     claim="Samples of K++ are much sharper than a standard VAE's (the paper: on ImageNet32).",
     run=run,
+    summary=summarize,
+    verdict=verdict,
     quick="about 3 min on two cores",
     full="1 h on a GPU",
     presets=("mnist", "cifar10"),

@@ -1,1 +1,9 @@
 """Fused kernels for GPUs; on other devices plain operations compute the same."""
+
+try:
+    import triton as triton  # pyright: ignore[reportMissingImports]
+    from torch.library import triton_op as triton_op  # torch 2.6
+except ImportError:
+    AVAILABLE = False
+else:
+    AVAILABLE = True

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from kanerva.layers.kernels.fused import AVAILABLE
+from kanerva.layers.kernels import AVAILABLE
 
 if AVAILABLE:
     import triton  # pyright: ignore[reportMissingImports]

@@ -134,6 +134,7 @@ class DifferentiableNeuralComputer(LatentModel):
     reconstructed = "reconstructed: q(z|x), the memory not used"
     writes_sequentially = True
     config: DncConfig
+    encoder: EpisodeEncoder
 
     def __init__(self, config: DncConfig) -> None:
         super().__init__(config)

@@ -47,6 +47,7 @@ class MatrixMachine(LatentModel):
 
     has_memory_kl = True
     config: KmConfig | DkmConfig
+    encoder: EpisodeEncoder
 
     def __init__(self, config: KmConfig | DkmConfig) -> None:
         super().__init__(config)

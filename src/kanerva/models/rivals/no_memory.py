@@ -55,6 +55,7 @@ class NoMemory(LatentModel):
     recalls = has_keys = False
     reconstructed = "reconstructed: q(z|x)"
     config: NoMemoryConfig
+    encoder: EpisodeEncoder
 
     def __init__(self, config: NoMemoryConfig) -> None:
         super().__init__(config)
@@ -81,7 +82,7 @@ class NoMemory(LatentModel):
         return features.mean(dim=1)[:, None, None].float()
 
     def key_posterior(self, features: Embedding, maps: MemoryMap) -> DiagonalNormal:
-        return no_keys(*features.shape[:2], features.device)
+        return no_keys(features)
 
     def prior(self, maps: MemoryMap) -> DiagonalNormal:
         """p(z | pooled embedding), (B, 1, L): one for all images of an episode."""

@@ -24,6 +24,7 @@ class Vae(LatentModel):
     remembers = recalls = has_keys = False
     reconstructed = "reconstructed: q(z|x)"
     config: VaeConfig
+    encoder: EpisodeEncoder
 
     def __init__(self, config: VaeConfig) -> None:
         super().__init__(config)
@@ -47,7 +48,7 @@ class Vae(LatentModel):
         return features.new_zeros(len(features), *self.memory_shape(0))
 
     def key_posterior(self, features: Embedding, maps: MemoryMap) -> DiagonalNormal:
-        return no_keys(*features.shape[:2], features.device)
+        return no_keys(features)
 
     def read_maps(self, maps: MemoryMap, keys: Tensor) -> DiagonalNormal:
         """N(0, 1), whatever else there is."""

@@ -1,0 +1,67 @@
+"""What a model costs: floats and bits of memory, operations, and the time its training took."""
+
+import csv
+import json
+import math
+import statistics
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from kanerva.config import RunConfig
+from kanerva.errors import UserError
+from kanerva.models.base import MemoryModel
+from kanerva.models.terms import ElboTerms
+from kanerva.seeding import stream
+
+
+def memory_size(model: MemoryModel, length: int, dtype: str = "float32") -> dict[str, Any]:
+    """Shape, and floats and bits for each image, of all that p reads of an episode of T images."""
+    shape = model.memory_shape(length)
+    return {
+        "shape": list(shape),
+        "dtype": dtype,
+        "floats_per_image": math.prod(shape) / length,
+        "bits_per_image": model.memory_bits(length, dtype) / length,
+    }
+
+
+def flop_per_image(model: MemoryModel, config: RunConfig) -> float:
+    """Floating-point operations of one training pass, forward and backward, for each image. No
+    gradient of the model changes, and none of torch's own random numbers is drawn."""
+    episode = torch.zeros(1, config.episode_length, *config.model.image, device=model.device)
+    weights = [p for p in model.parameters() if p.requires_grad]
+    counter = FlopCounterMode(display=False)
+    with counter, torch.enable_grad():
+        outputs = model(episode, stream("flop", device=model.device))
+        beside = outputs.pop("auxiliary", torch.zeros((), device=model.device))
+        torch.autograd.grad(ElboTerms(**outputs).loss + beside, weights, allow_unused=True)
+    return counter.get_total_flops() / config.episode_length
+
+
+def gather_training_facts(run: Path) -> dict[str, Any]:
+    """How long the run trained: images seen, seconds, and the median of its images/s; None where
+    weights came without their run."""
+    last, log = run / "checkpoints" / "last", run / "metrics.csv"
+    try:
+        saved = json.loads((last / "state.json").read_text())["progress"]
+        return {
+            "images_seen": saved["images_seen"],
+            "images_per_s": _median_rate(log) if log.is_file() else None,
+            "wall_s": saved["wall_s"],
+            "steps": saved["step"],
+            "best_step": saved["best_step"],
+            "skipped_steps": saved["skipped"],
+        }
+    except FileNotFoundError:
+        return {"images_seen": None, "images_per_s": None, "wall_s": None}
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        raise UserError(f"{run}: state.json or metrics.csv is damaged: {error!r}") from error
+
+
+def _median_rate(log: Path) -> float | None:
+    with log.open() as file:
+        rates = [float(r["images_per_s"]) for r in csv.DictReader(file) if r["images_per_s"]]
+    return statistics.median(rates) if rates else None

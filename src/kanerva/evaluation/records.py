@@ -1,0 +1,268 @@
+"""Records of evaluations: what each must hold, and the files they are kept in.
+
+A record is read and passed on as the plain mapping its file holds, once `check_record` has found in
+it all that `Record` names; what it holds besides is left alone.
+"""
+
+import json
+import os
+import types
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from kanerva.errors import UserError
+
+SCHEMA = 2
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """A score: nats for each image, the three terms they are the sum of, and their spread."""
+
+    nll_nats: float
+    recon: float
+    kl_z: float
+    kl_y: float
+    ci95: float
+    bits_per_dim: float
+    kl_m: float | None = None  # KL(M) / T, which `full_bound` charges besides
+
+
+@dataclass(frozen=True, kw_only=True)
+class Total:
+    """A score of which only the sum is kept."""
+
+    nll_nats: float
+    bits_per_dim: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Iwae:
+    """The tighter bound of k samples."""
+
+    k: int
+    nll_nats: float
+    ci95: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemorySize:
+    """All that p reads of an episode: no bound charges for it, so it stands beside each."""
+
+    shape: list[int]
+    dtype: str
+    floats_per_image: float
+    bits_per_image: float
+    bits_per_dim: float
+    sum_bits_per_dim: float  # memory and bound together: a code length, as a VAE's bound is
+
+
+@dataclass(frozen=True, kw_only=True)
+class Controls:
+    """Bounds given another memory, and `own` on the same images; None where there is no other."""
+
+    n_images: int
+    own: Terms
+    left_out: Terms | None = None
+    other: Terms | None = None
+    zeroed: Terms | None = None
+    permuted: Terms | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """An evaluation. What has a default may be missing from its file."""
+
+    schema: int
+    kind: str
+    # What was scored
+    model: str
+    preset: str
+    variant: str | None
+    seed: int
+    config: dict[str, Any] | None  # the run's; None where its options are gone: see `retired`
+    config_hash: str
+    params: int
+    flop_per_image: float
+    z_shape: list[Any]  # a list of shapes where z has several parts
+    K: int
+    # On what
+    split: str
+    n_images: int
+    n_episodes: int
+    partial: bool
+    T: int
+    binarization: str
+    image: list[int]
+    split_hash: str
+    memory: MemorySize
+    # Scores
+    bound: Terms
+    paper_style: Terms
+    controls: Controls
+    full_bound: Total | None = None
+    iwae: Iwae | None = None
+    kl_over_T: Total | None = None
+    other_binarizations: dict[str, Terms] | None = None
+    familiarity: dict[str, float] | None = None
+    places: dict[str, float] | None = None
+    generation: dict[str, float] | None = None
+    file_bits: float | None = None
+    efficiency: float | None = None
+    kin: dict[str, Any] | None = None
+    # How it was trained; None where weights came without their run
+    images_seen: int | None
+    images_per_s: float | None
+    wall_s: float | None
+    steps: int | None = None
+    best_step: int | None = None
+    skipped_steps: int | None = None
+    # How it was made
+    commit: str
+    versions: dict[str, str]
+    device: str
+    command: str
+    data: str | None = None
+    checkpoint: str | None = None
+    resized: bool | None = None  # scored in a memory of another size than the run's
+    elsewhere: bool | None = None  # what kanerva 0.1 called that
+    retired: str | None = None  # the last commit that could train this
+
+
+def check_record(record: Any, where: str) -> Record:
+    """A record with its types, or one line that says what is wrong with it."""
+    if not isinstance(record, dict) or record.get("kind") != "evaluation":
+        raise UserError(f"{where} is not the record of an evaluation")
+    if record.get("schema") != SCHEMA:
+        raise UserError(
+            f"{where} has schema {record.get('schema')}, not {SCHEMA}: another version of kanerva "
+            "wrote it; score its run again with `kanerva evaluate`"
+        )
+    found = _build(Record, record, where)
+    if (found.config is None) != (found.retired is not None):
+        raise UserError(f"{where}: a record has a config, or says by `retired` why it has none")
+    return found
+
+
+def _build(cls: type[R], data: Any, where: str) -> R:
+    """A dataclass from a mapping that has at least its fields."""
+    if not isinstance(data, dict):
+        raise UserError(f"{where} must be a mapping, got {_shown(data)}")
+    known, hints = fields(cls), get_type_hints(cls)  # pyright: ignore[reportArgumentType]
+    if missing := [f.name for f in known if f.default is MISSING and f.name not in data]:
+        raise UserError(f"{where} is not a whole record: it lacks {', '.join(missing)}")
+    there = [f.name for f in known if f.name in data]
+    return cls(**{name: _check(hints[name], data[name], f"{where}: {name}") for name in there})
+
+
+def _check(hint: Any, value: Any, where: str) -> Any:
+    """`value`, if it is what the annotation says; a whole number passes as a float."""
+    origin, args = get_origin(hint), get_args(hint)
+    plain: Any = origin or hint
+    if origin in (Union, types.UnionType):
+        given = next(a for a in args if a is not type(None))
+        return None if value is None else _check(given, value, where)
+    if is_dataclass(hint):
+        return _build(hint, value, where)  # pyright: ignore[reportArgumentType]
+    if hint is Any:
+        return value
+    if not _is_of(plain, value):
+        raise UserError(f"{where} must be {plain.__name__}, got {_shown(value)}")
+    if plain is list:
+        return [_check(args[0], one, where) for one in value]
+    if plain is dict:
+        return {name: _check(args[1], one, f"{where}.{name}") for name, one in value.items()}
+    return float(value) if plain is float else value
+
+
+def _is_of(kind: Any, value: Any) -> bool:
+    if isinstance(value, bool):  # an int to Python, but no number here
+        return kind is bool
+    return isinstance(value, (int, float) if kind is float else kind)
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def is_resized(record: dict[str, Any]) -> bool:
+    """Whether a record is of weights in a memory of another size than they were trained with."""
+    return bool(record.get("resized", record.get("elsewhere", False)))
+
+
+# Files
+
+
+def record_name(record: dict[str, Any]) -> str:
+    """Where a record lies under `results/`."""
+    variant = f"-{record['variant']}" if record["variant"] else ""
+    name = f"{record['preset']}/{record['model']}{variant}-s{record['seed']}"
+    return f"{name}{_split_suffix(record)}.json"
+
+
+def run_record_name(record: dict[str, Any]) -> str:
+    """What a record is called in its run folder: a quick look, fewer bits or another memory never
+    replace the full figure."""
+    memory = record["memory"]
+    other = "" if memory["dtype"] == "float32" else f"-{memory['dtype']}"
+    if is_resized(record):
+        other += f"-T{record['T']}-side{memory['shape'][-1]}"
+    part = "-partial" if record["partial"] else ""
+    return f"evaluation{_split_suffix(record)}{other}{part}.json"
+
+
+def _split_suffix(record: dict[str, Any]) -> str:
+    return "" if record["split"] == "test" else f"-{record['split']}"
+
+
+def file_record(record: dict[str, Any], results: Path) -> Path:
+    """File a record under `results/`, unless another configuration's or a fuller one is there."""
+    path = results / record_name(record)
+    if path.exists():
+        there = read_record(path)
+        if there["config_hash"] != record["config_hash"]:
+            raise UserError(f"{path} is of another configuration: give this one a --variant name")
+        if any(there["memory"][key] != record["memory"][key] for key in ("shape", "dtype")):
+            raise UserError(f"{path} is of another memory: give this one a --variant name")
+        if record["partial"] and not there["partial"]:
+            raise UserError(f"{path} is of the whole split; a part does not replace it")
+    write_record(record, path)
+    return path
+
+
+def write_record(record: dict[str, Any], path: Path) -> None:
+    """As JSON, all of it or nothing."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}.tmp")
+        temporary.write_text(json.dumps(record, indent=2) + "\n")
+        os.replace(temporary, path)
+    except OSError as error:
+        raise UserError(f"cannot write record {path}: {error.strerror}") from error
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """The record of a run folder (of the whole test set, if it is there), or a record file."""
+    files = [path]
+    if path.is_dir():
+        files = [path / f"evaluation{part}.json" for part in ("", "-partial")]
+    file = next((file for file in files if file.is_file()), None)
+    if file is None:
+        what = f"run `kanerva evaluate {path}` first" if path.is_dir() else "no such file"
+        raise UserError(f"no evaluation record at {files[0]}: {what}")
+    try:
+        record = json.loads(file.read_text())
+    except (json.JSONDecodeError, UnicodeDecodeError, OSError) as error:
+        raise UserError(f"{file} is not a record: {error}") from error
+    check_record(record, str(file))
+    return record
+
+
+def read_records(path: Path) -> list[dict[str, Any]]:
+    """The record of a run folder or a file; of another folder all records in it."""
+    if path.is_dir() and not any(path.glob("evaluation*.json")) and any(path.glob("*.json")):
+        return [read_record(file) for file in sorted(path.glob("*.json"))]
+    return [read_record(path)]

@@ -1,0 +1,123 @@
+"""Tables that only the documents have: `quote` writes them into Markdown from records.
+
+What `kanerva evaluate` and `kanerva compare` print is in `evaluation/report.py`.
+"""
+
+import math
+import statistics
+from typing import Any
+
+from kanerva.evaluation.report import CONTROLS, columns, named
+from kanerva.lab.paper_figures import BITS_PER_DIM, KANERVA_PP
+
+SETS = {  # what a column is called; `mazes` is ours and not DMLab
+    "glyphs": "glyphs",
+    "mnist": "MNIST",
+    "omniglot": "Omniglot",
+    "fashion_mnist": "Fashion-MNIST",
+    "cifar10": "CIFAR-10",
+    "mazes": "DMLab mazes",
+}
+
+
+def unit(name: str) -> str:
+    """What a data set is scored in."""
+    return "bits/dim" if name in BITS_PER_DIM else "nats/image"
+
+
+def score_field(name: str) -> str:
+    """Where a score holds that figure."""
+    return "bits_per_dim" if name in BITS_PER_DIM else "nll_nats"
+
+
+def sizes(records: list[dict[str, Any]]) -> str:
+    """What the bound is at each size of memory, the largest first."""
+    head = "variant,T,memory,type,floats/img,bits/img,bound,recon,KL z,KL y,floor ln T,bits+bound"
+    rows = [list[str](head.split(","))]
+    for r in sorted(records, key=lambda r: -r["memory"]["bits_per_image"]):
+        memory, bound = r["memory"], r["bound"]
+        total = memory["bits_per_image"] * math.log(2) + bound["nll_nats"]
+        rows.append(
+            [r["variant"] or "-", str(r["T"]), "x".join(map(str, memory["shape"]))]
+            + [memory["dtype"], f"{memory['floats_per_image']:.4g}"]
+            + [f"{memory['bits_per_image']:.5g}"]
+            + [f"{bound[key]:.2f}" for key in ("nll_nats", "recon", "kl_z", "kl_y")]
+            + [f"{math.log(r['T']):.2f}", f"{total:.1f}"]
+        )
+    return columns(rows, left=1)
+
+
+def keys(records: list[dict[str, Any]]) -> str:
+    """What keys bring: the bound and its memory, then, on n images, the bound again (`own`),
+    its controls, familiarity and places."""
+    head = (
+        "variant,T,floats,bits,bound,KL z,KL y,n,own,left_out,other,zeroed,permuted,AUROC,like/all"
+    )
+    rows = [list[str](head.split(","))]
+    for r in sorted(records, key=lambda r: (r["preset"], r["bound"]["nll_nats"])):
+        tried = [r["controls"].get(name) for name in CONTROLS]
+        known, places, memory = r.get("familiarity"), r.get("places"), r["memory"]
+        rows.append(
+            [f"{r['preset']} {named(r)}"]
+            + [str(r["T"]), f"{memory['floats_per_image']:.4g}", f"{memory['bits_per_image']:.5g}"]
+            + [f"{r['bound'][key]:.2f}" for key in ("nll_nats", "kl_z", "kl_y")]
+            + [str(r["controls"]["n_images"])]
+            + ["-" if entry is None else f"{entry['nll_nats']:.1f}" for entry in tried]
+            + ["-" if known is None else f"{known['auroc']:.4f}"]
+            + ["-" if places is None else f"{places['ratio']:.3f}"]
+        )
+    return columns(rows, left=1)
+
+
+def samples(records: list[dict[str, Any]]) -> str:
+    """Distance to the nearest written image, and greyness, of samples and of what is real."""
+    fields = [name for name in records[0]["generation"] if name.endswith("_nearest")]
+    names = [name.removesuffix("_nearest") for name in fields]
+    rows = [["variant", "n", "", *names]]
+    for r in records:
+        for what in ("nearest", "grey"):
+            made = r["generation"]
+            rows.append([f"{r['preset']} {r['variant']}", str(made["n"]), what])
+            rows[-1] += [f"{made[f'{name}_{what}']:.3f}" for name in names]
+    return columns(rows, left=1)
+
+
+HEADLINE = {  # what a row of the first screen says, its model, its variant and its score
+    "`kpp-paper`, the paper as printed, {floats:g} floats an image": ("kpp-paper", None, "bound"),
+    "a VAE with that encoder and decoder": ("vae", None, "bound"),
+    "**`kpp`, ours**, {floats:g} floats an image": ("kpp", "store", "bound"),
+    "the same, asked for an image that was not written": ("kpp", "store", "left_out"),
+    "`kpp`, {floats:g} floats an image, rounded to int8": ("kpp", "store-T256-fine-int8", "bound"),
+}
+
+
+def of_one_config(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those whose configuration most of them share, so that a mean is over seeds alone."""
+    hashes = [r["config_hash"] for r in records]
+    most = max(hashes, key=lambda one: (hashes.count(one), -hashes.index(one)), default=None)
+    return [r for r in records if r["config_hash"] == most]
+
+
+def headline(records: list[dict[str, Any]]) -> str:
+    """The one table of a first screen, as Markdown: what an image costs given its memory."""
+    names = [name for name in KANERVA_PP if any(r["preset"] == name for r in records)]
+    rows = [
+        ["", *(f"{SETS[name]}, {unit(name).removesuffix('/image')}" for name in names)],
+        ["---", *("---:" for _ in names)],
+        ["Kanerva++ in the paper", *(f"≤ {KANERVA_PP[name]:.2f}" for name in names)],
+    ]
+    for label, (model, variant, how) in HEADLINE.items():
+        alike = [r for r in records if (r["model"], r["variant"]) == (model, variant)]
+        alike = [r for r in alike if r["preset"] in names and r["split"] == "test"]
+        alike = [r for r in alike if not r["partial"]]
+        if not alike:
+            continue
+        bold = "**" if label.startswith("**") else ""
+        rows.append([label.format(floats=alike[0]["memory"]["floats_per_image"])])
+        for name in names:
+            here = of_one_config([r for r in alike if r["preset"] == name])
+            values = [
+                (r[how] if how == "bound" else r["controls"][how])[score_field(name)] for r in here
+            ]
+            rows[-1].append(f"{bold}{statistics.fmean(values):.2f}{bold}" if values else "–")
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)

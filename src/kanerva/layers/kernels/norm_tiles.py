@@ -1,0 +1,149 @@
+"""What the fused norms share: which maps they take, how a sample is cut, and parts of kernels.
+
+Plain PyTorch reads a map several times for a norm and its activation: for its statistics, to
+normalise, to activate, and again for every step back. In `norm_silu` and `evonorm` one Triton
+program has one sample: each direction reads it once and keeps it in registers where it fits, else
+reads it twice.
+
+Ask `supported` first; elsewhere `GroupNorm`, `SiLU` and `EvoNormS0` compute the same numbers.
+"""
+
+# Where triton's names are missing, `supported` says no and nothing reaches them.
+# pyright: reportPossiblyUnboundVariable=false
+
+from typing import Any, no_type_check
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from kanerva.layers.kernels import AVAILABLE
+
+if AVAILABLE:
+    import triton  # pyright: ignore[reportMissingImports]
+    import triton.language as tl  # pyright: ignore[reportMissingImports]
+
+Maps = Float[Tensor, "N C H W"]
+PerChannel = Float[Tensor, " C"]
+
+
+def supported(x: Tensor, groups: int) -> bool:
+    """Whether the kernels take this map: on a GPU, channels (all, per group) powers of two."""
+    if not (AVAILABLE and x.is_cuda and x.ndim == 4 and x.numel() > 0):
+        return False
+    channels = x.shape[1]
+    return (
+        x.dtype in (torch.float32, torch.bfloat16, torch.float16)
+        and channels <= 1024
+        and channels % groups == 0
+        and _power_of_two(channels)
+        and _power_of_two(channels // groups)
+    )
+
+
+@no_type_check  # under torch.compile the shape checks of a test run cannot be traced
+def _power_of_two(n: int) -> bool:
+    return n & (n - 1) == 0
+
+
+@no_type_check
+def require_triton() -> None:
+    if not AVAILABLE:
+        raise RuntimeError("fused norms need triton and torch>=2.6: ask `supported` first")
+
+
+# How a sample (P, C) is cut. A program takes whole groups, at least `_SLICE` channels of them. Up
+# to 16384 numbers stay in registers; more are read in chunks. Chosen by measurement on an H200: a
+# tile of (ROWS, G, C / G), which needs fewer exchanges between threads, was slower on large maps.
+
+_SLICE, _PER_WARP = 32, 1024
+
+
+def tiling(flat: Tensor, groups: int) -> tuple[tuple[int, int], dict[str, Any]]:
+    """The grid of programs, and the constants they are compiled with."""
+    samples, positions, channels = (int(n) for n in flat.shape)  # not symbolic when compiled
+    own = max(channels // groups, min(channels, _SLICE))  # channels of one program
+    rows = 1 << (positions - 1).bit_length()
+    whole = rows * own <= 16384
+    if not whole:
+        rows = max(8192 // own, 1)
+    warps = rows * own // (_PER_WARP if groups > 1 else 2 * _PER_WARP)
+    return (samples, channels // own), {
+        "ALL": channels,
+        "C": own,
+        "G": own * groups // channels,
+        "ROWS": rows,
+        "WHOLE": whole,
+        "num_warps": min(max(warps, 4), 16),
+    }
+
+
+# The kernels. Program (n, k) has sample n and the k-th C of its ALL channels, G whole groups; tiles
+# are (ROWS, C), and what belongs to a group is kept as one number per channel. `no_type_check`
+# keeps the shape checks of a test run off them: Triton compiles these functions from their source.
+# `eps` is a constant because compiled graphs pass floats as float64.
+
+if AVAILABLE:
+
+    @triton.jit
+    @no_type_check
+    def load_tile(ptr, start, P, ALL: tl.constexpr, C: tl.constexpr, ROWS: tl.constexpr):
+        # A tile from row `start` on, in float32, zero past the last row.
+        row = start + tl.arange(0, ROWS)[:, None]
+        tile = tl.load(ptr + row * ALL + tl.arange(0, C)[None, :], mask=row < P, other=0.0)
+        return tile.to(tl.float32)
+
+    @triton.jit
+    @no_type_check
+    def store_tile(ptr, tile, start, P, ALL: tl.constexpr, C: tl.constexpr, ROWS: tl.constexpr):
+        row = start + tl.arange(0, ROWS)[:, None]
+        tl.store(ptr + row * ALL + tl.arange(0, C)[None, :], tile, mask=row < P)
+
+    @triton.jit
+    @no_type_check
+    def group_mean(sums, P, C: tl.constexpr, G: tl.constexpr):
+        # From sums over a channel's positions: their group's mean, for every channel.
+        total = tl.sum(tl.reshape(sums, (G, C // G)), axis=1)
+        spread = tl.broadcast_to(total[:, None], (G, C // G))
+        return tl.reshape(spread, (C,)) / (P * (C // G))
+
+    @triton.jit
+    @no_type_check
+    def moments(x, P, C: tl.constexpr, G: tl.constexpr, ROWS: tl.constexpr):
+        # Mean and variance of a sample held whole: first the mean, then squares about it.
+        mean = group_mean(tl.sum(x, axis=0), P, C, G)
+        centred = tl.where(tl.arange(0, ROWS)[:, None] < P, x - mean[None, :], 0.0)
+        return mean, group_mean(tl.sum(centred * centred, axis=0), P, C, G)
+
+    @triton.jit
+    @no_type_check
+    def moments_in_chunks(
+        x_ptr, P, ALL: tl.constexpr, C: tl.constexpr, G: tl.constexpr, ROWS: tl.constexpr
+    ):
+        # The same in one pass: every place of the tile follows Welford's recurrence over its own
+        # rows, then Chan's formula joins the places. No large squares are subtracted.
+        row = tl.arange(0, ROWS)[:, None]
+        means = tl.zeros((ROWS, C), tl.float32)
+        squares = tl.zeros((ROWS, C), tl.float32)
+        for start in range(0, P, ROWS):
+            x = load_tile(x_ptr, start, P, ALL, C, ROWS)
+            step = tl.where(start + row < P, x - means, 0.0)
+            means += step / (start // ROWS + 1)
+            squares += step * (x - means)
+        seen = ((P - 1 - row) // ROWS + 1).to(tl.float32)  # rows of each place
+        mean = group_mean(tl.sum(means * seen, axis=0), P, C, G)
+        off = means - mean[None, :]
+        return mean, group_mean(tl.sum(squares + seen * off * off, axis=0), P, C, G)
+
+    @triton.jit
+    @no_type_check
+    def keep_per_group(ptr, values, slot, C: tl.constexpr, G: tl.constexpr):
+        # One number per group, from the group's first channel.
+        channel = tl.arange(0, C)
+        first = channel % (C // G) == 0
+        tl.store(ptr + slot * G + channel // (C // G), values, mask=first)
+
+    @triton.jit
+    @no_type_check
+    def recall_per_group(ptr, slot, C: tl.constexpr, G: tl.constexpr):
+        return tl.load(ptr + slot * G + tl.arange(0, C) // (C // G))

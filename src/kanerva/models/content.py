@@ -1,0 +1,95 @@
+"""Content addressing: which block of a memory explains an image, and whether any does.
+
+Each block held is decoded once, at the z that it predicts, and p(x | z) there compared with all
+images. Works for every placement.
+"""
+
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from kanerva.distributions import as_normal
+from kanerva.errors import UserError
+from kanerva.memory.heap import Memory
+from kanerva.models.base import Images, Observed
+from kanerva.models.terms import ElboTerms
+from kanerva.seeding import Noise
+from kanerva.shapes import Cells, FeatureMaps, PerImage, Points
+
+if TYPE_CHECKING:
+    from kanerva.models.kpp import Kpp
+
+CueScores = Float[Tensor, "B T slots"]  # ln p(cue | each cell's block), -inf where a cell is free
+
+
+@torch.no_grad()
+def score_cues(model: "Kpp", memory: Memory, cue: Images, observed: Observed | None) -> CueScores:
+    """ln p(cue | block) of every block held, on observed pixels only."""
+    maps, episode = model.as_maps(memory, cue), model.as_episodes(cue)
+    held = memory.as_batch().require_slots() >= 0
+    cells = held.any(dim=0).nonzero()[:, 0]  # held in some episode of the batch
+    mask = None if observed is None else _check_mask(observed, cue)
+    scores = torch.full((*episode.shape[:2], held.shape[1]), -torch.inf, device=model.device)
+    if len(cells) == 0:
+        return scores
+    keys = _keys_of(model, cells.expand(len(maps), -1))
+    pictures = model.decoder(model.read_maps(maps, keys).mean)
+    for t in range(episode.shape[1]):
+        one = episode[:, t : t + 1].expand(-1, len(cells), -1, -1, -1)
+        seen = None if mask is None else mask[:, t : t + 1].expand(-1, len(cells), -1, -1)
+        scores[:, t, cells] = model.likelihood.log_prob(pictures, one, seen)
+    return scores.masked_fill(~held[:, None], -torch.inf)
+
+
+@torch.no_grad()
+def familiarity(model: "Kpp", memory: Memory, images: Images) -> PerImage:
+    """ln p(x | the block whose sketch is nearest) less what an empty cell gives, both at means."""
+    episode = model.as_episodes(images)
+    best = score_cues(model, memory, images, None).argmax(dim=-1)
+    maps, owners = model.as_maps(memory), memory.as_batch().require_slots()
+    known = model.log_likelihood(model.read_maps(maps, _keys_of(model, best)).mean, episode)
+    nothing = torch.zeros(*episode.shape[:2], *model.writer.shape, device=model.device)
+    reading = model.readout(nothing, model.encoder(episode), sample=False)
+    score = known - (model.log_likelihood(reading.readout, episode) - reading.kl)
+    score = score.masked_fill((owners < 0).all(dim=1, keepdim=True), -torch.inf)
+    return score if images.ndim == 5 else score[0]
+
+
+def terms_by_content(
+    model: "Kpp",
+    images: Images,
+    features: FeatureMaps,
+    memory: Memory,
+    sample: bool,
+    generator: Noise,
+) -> ElboTerms:
+    """The bound where an image may lie anywhere, or nowhere, in the memory. Which of the two is
+    decided at posterior means, before any sample is drawn: so it remains a bound."""
+    episode, maps = model.as_episodes(images), model.as_maps(memory, images)
+    nowhere = model.keys_in_free_cells(memory, features, generator)
+    best = model.keys_at(memory, score_cues(model, memory, images, None).argmax(dim=-1))
+    means, drawn = [], []
+    for keys in (nowhere, best):
+        at_means = model.terms(episode, features, maps, keys, sample=False)
+        terms = model.terms(episode, features, maps, keys, sample=sample, generator=generator)
+        means.append(at_means.nll_nats)
+        drawn.append(terms.by_name().values())
+    holds_nothing = (memory.as_batch().require_slots() < 0).all(dim=1, keepdim=True)
+    first = (means[0] < means[1]) | holds_nothing
+    return ElboTerms(*[torch.where(first, *pair) for pair in zip(*drawn, strict=True)])
+
+
+def _keys_of(model: "Kpp", cells: Cells) -> Points:
+    """The key in the middle of each cell."""
+    return as_normal(model.placement.grid.centres(cells.device)[cells])
+
+
+def _check_mask(observed: Observed, cue: Images) -> Float[Tensor, "B T H W"]:
+    if observed.shape != (*cue.shape[:-3], *cue.shape[-2:]):
+        raise UserError(
+            f"observed says 1 or 0 for each pixel of each cue, {tuple(cue.shape)} without "
+            f"its channels; got {tuple(observed.shape)}"
+        )
+    return observed if observed.ndim == 4 else observed[None]
