@@ -10,7 +10,8 @@ from kanerva.config import ModelConfig
 from kanerva.data import FixedEpisodes, ImageSet
 from kanerva.evaluation import bound as module
 from kanerva.evaluation.bound import bound, iwae, score
-from kanerva.models import ElboTerms, KppPaper
+from kanerva.models.kpp_paper import KppPaper
+from kanerva.models.terms import ElboTerms
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
@@ -17,15 +18,34 @@ from PIL import Image
 
 import kanerva
 from kanerva import cli
-from kanerva.cli import main
+from kanerva.cli import VERBS, main
+from kanerva.cli.evaluate import MemoryDtype
+from kanerva.cli.options import spell_flag
+from kanerva.cli.recall import Cue
+from kanerva.cli.train import read_config, to_flag
+from kanerva.config import (
+    MODEL_CONFIGS,
+    RunConfig,
+    flatten,
+    option_names,
+    run_from_dict,
+    to_dict,
+)
+from kanerva.errors import UserError
+from kanerva.evaluation.noise import CUES
+from kanerva.memory.quantise import BITS
 
-SMALL = [
-    "--preset", "mnist", "--encoder.width", "4", "--encoder.blocks", "[1,1,1,1]",
-    "--memory.base", "8", "--memory.size", "16", "--memory.block", "8", "--keys.hidden", "8",
-    "--readout.size", "4", "--readout.hidden", "8", "--readout.prior-width", "4",
-    "--decoder.base", "8", "--episode-length", "8", "--batch", "2", "--validate-every", "4",
-    "--validate-episodes", "2", "--device", "cpu",
+RUN = [
+    "--preset", "mnist", "--encoder.width", "4", "--decoder.base", "8", "--readout.size", "4",
+    "--readout.prior-width", "4", "--episode-length", "8", "--batch", "2",
+    "--validate-every", "4", "--validate-episodes", "2", "--device", "cpu",
 ]  # fmt: skip
+SMALL = [*RUN, "--encoder.depth", "1", "--decoder.depth", "1", "--memory.size", "18"]
+PAPER = [
+    *RUN, "--model", "kpp-paper", "--memory.base", "8", "--memory.size", "16",
+    "--memory.block", "8", "--keys.hidden", "8", "--readout.hidden", "8",
+]  # fmt: skip
+HEAVY = ("torch", "matplotlib", "lightning_fabric", "torch._dynamo")
 
 
 @pytest.fixture(autouse=True)
@@ -54,17 +74,16 @@ def complaint(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "name, flags",
+    "name, small",
     [
-        ("kpp-store", []),
-        ("kpp-generate", ["--variant", "generate", "--memory.size", "8", "--memory.block", "1"]),
-        ("kpp-paper", ["--model", "kpp-paper"]),
+        ("kpp-store", SMALL),
+        ("kpp-generate", [*SMALL, "--variant", "generate", "--memory.size", "8"]),
+        ("kpp-paper", PAPER),
     ],
 )
 def test_train_resume_evaluate_compare(
-    name: str, flags: list[str], capsys: pytest.CaptureFixture[str]
+    name: str, small: list[str], capsys: pytest.CaptureFixture[str]
 ):
-    small = [*SMALL, *flags]
     assert main(["train", *small, "--steps", "4"]) == 0
     run = Path(f"runs/mnist-{name}-s0")
     assert yaml.safe_load((run / "config.yaml").read_text())["episode_length"] == 8
@@ -85,15 +104,12 @@ def test_train_resume_evaluate_compare(
     assert lines[1].split()[5] == f"{record['bound']['nll_nats']:.2f}"
     assert main(["compare", "results/mnist", filed, "--over-seeds"]) == 0
     assert capsys.readouterr().out.splitlines()[1].split()[4:6] == ["2", lines[1].split()[5]]
-    if "kpp-paper" in flags:
-        assert main(["generate", str(run), "--drawn"]) == 2
-        assert "--drawn is for kpp" in capsys.readouterr().err
 
 
 def test_a_run_says_what_its_config_says(trained: Path):
     config = yaml.safe_load((trained / "config.yaml").read_text())
-    assert config["memory"]["size"] == 16 and config["encoder"]["blocks"] == [1, 1, 1, 1]
-    assert kanerva.load(trained).config.memory.size == 16
+    assert config["memory"]["size"] == 18 and config["encoder"]["depth"] == 1
+    assert to_dict(kanerva.load(trained).config)["memory"]["size"] == 18
 
 
 def test_config_file_then_flags(trained: Path):
@@ -101,7 +117,7 @@ def test_config_file_then_flags(trained: Path):
     argv = [*SMALL[2:], "--config", "mine.yaml", "--seed", "6", "--steps", "2"]
     assert main(["train", *argv]) == 0
     config = yaml.safe_load(Path("runs/mnist-kpp-store-s6/config.yaml").read_text())
-    assert config["memory"]["channels"] == 2 and config["memory"]["size"] == 16
+    assert config["memory"]["channels"] == 2 and config["memory"]["size"] == 18
 
 
 def test_pictures_are_drawn_from_test_data_and_from_files(trained: Path, capsys):
@@ -111,7 +127,7 @@ def test_pictures_are_drawn_from_test_data_and_from_files(trained: Path, capsys)
         images.append(f"{index}.png")
     for argv in (
         ["generate", str(trained), "--num", "5"],
-        ["generate", str(trained), "--num", "5", "--drawn"],
+        ["generate", str(trained), "--num", "5", "--sample-pixels"],
         ["recall", str(trained), "--steps", "2", "--cue", "lower_half_hidden"],
         ["denoise", str(trained), "--steps", "2"],
         ["recall", str(trained), *images, "--out", "mine.png", "--save-memory", "m.safetensors"],
@@ -121,7 +137,7 @@ def test_pictures_are_drawn_from_test_data_and_from_files(trained: Path, capsys)
         path = Path(capsys.readouterr().out.splitlines()[0])
         with Image.open(path) as picture:
             assert picture.width > 50 and picture.height > 50
-    assert kanerva.Memory.load("m.safetensors").map.shape == (3, 16, 16)
+    assert kanerva.Memory.load("m.safetensors").map.shape == (3, 18, 18)
     below = (0, 30, 200, 200)  # the first label names what was written, or what is asked for
     mine, again = (Image.open(f"{name}.png").crop(below).tobytes() for name in ("mine", "again"))
     assert mine == again
@@ -148,7 +164,7 @@ def test_fewer_bits_or_another_memory_never_replace_a_runs_own_record(
     assert (trained / "evaluation-partial.json").read_text() == own
     rounded = json.loads((trained / "evaluation-int4-partial.json").read_text())
     moved = json.loads((trained / "evaluation-T12-side32-partial.json").read_text())
-    assert rounded["memory"]["bits_per_image"] == (3 * 16 * 16 * 4 + 32) / 8
+    assert rounded["memory"]["bits_per_image"] == (3 * 18 * 18 * 4 + 32) / 8
     assert moved["memory"]["floats_per_image"] == 3 * 32 * 32 / 12
     assert moved["bound"]["kl_y"] == pytest.approx(math.log(256))
     assert rounded["bound"]["nll_nats"] != json.loads(own)["bound"]["nll_nats"]
@@ -178,14 +194,45 @@ def test_data_list_says_what_is_here(capsys: pytest.CaptureFixture[str], mnist_r
     assert " here " in lines["mnist"] and "not here" in lines["omniglot"]
 
 
-@pytest.mark.parametrize("verb", ["train", "evaluate", "generate", "recall", "compare", "data"])
+@pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_has_help(verb: str, capsys: pytest.CaptureFixture[str]):
-    try:
-        assert main([verb, "--help"]) == 0
-    except SystemExit as stop:
-        assert stop.code == 0
+    assert main([verb, "--help"]) == 0
     out = capsys.readouterr().out
-    assert f"usage: kanerva {verb}" in out and "_every" not in out
+    assert f"usage: kanerva {verb}" in out and "--data_root" not in out and "_every" not in out
+
+
+def test_help_shows_the_options_and_defaults_of_the_model(capsys: pytest.CaptureFixture[str]):
+    assert main(["train", "--model", "dkm-tsm", "--preset", "glyphs", "--help"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "--encoder.shift" in out and "--rows.charge" in out and "--memory.size" not in out
+    assert "--encoder.width WIDTH Channels of the first stage; " in out  # the field's docstring
+    assert "8 * width numbers. (type: int, default: 16)" in out  # glyphs' own, not the model's
+
+
+def test_without_a_verb_usage_and_exit_2(capsys: pytest.CaptureFixture[str]):
+    assert main([]) == 2
+    out = capsys.readouterr().out
+    assert "usage: kanerva VERB" in out and all(verb in out for verb in VERBS)
+    assert main(["--help"]) == 0 and capsys.readouterr().out == out
+    assert main(["--version"]) == 0 and capsys.readouterr().out == f"{kanerva.__version__}\n"
+
+
+def test_underscores_and_equals_signs_are_accepted():
+    assert read_config(["--preset", "mnist"]).episode_length != 8
+    words = ["--preset=mnist", "--episode_length=8", "--optim.weight_decay", "0"]
+    config = read_config([spell_flag(word) for word in words])
+    assert config.episode_length == 8 and config.optim.weight_decay == 0
+
+
+def test_values_are_of_the_types_of_the_options():
+    words = ["--data.crop", "null", "--optim.lr", "1e-3", "--image", "[3,8,8]", "--seed", "7"]
+    config = read_config(["--preset", "cifar10", "--memory.outline", "false", *words])
+    assert (config.data.crop, config.optim.lr, config.seed) == (None, 1e-3, 7)
+    assert config.model.image == (3, 8, 8) and flatten(to_dict(config))["memory.outline"] is False
+
+
+def test_choices_are_those_of_the_library():
+    assert set(get_args(Cue)) == set(CUES) and set(get_args(MemoryDtype)) == set(BITS)
 
 
 # What does not, one line each
@@ -195,18 +242,32 @@ def test_every_verb_has_help(verb: str, capsys: pytest.CaptureFixture[str]):
     ("argv", "says"),
     [
         (["fly"], "unknown verb 'fly'"),
+        (["tain"], "did you mean train?"),
+        (["--verbose"], "unknown option --verbose"),
+        (["generate", "glyphs", "--spred", "1"], "unknown option --spred; did you mean --spread?"),
         (["train"], "--preset"),
         (["train", "--preset", "nope"], "unknown preset 'nope'"),
-        (["train", "--preset", "mnist", "--memory.sise", "3"], "--memory.sise"),
-        (["train", "--preset", "mnist", "--memory.size", "big"], "--memory.size: expected int"),
-        (["train", "--preset", "mnist", "--memory.read", "soft", "--memory.size", "8"], "exceeds"),
+        (["train", "--preset", "mnist", "--memory.sise", "3"], "did you mean --memory.size?"),
+        (["train", "--preset", "mnist", "--resum"], "did you mean --resume?"),
+        (["train", "--preset", "mnist", "--memory", "7"], "--memory is a group"),
+        (["train", "--preset", "mnist", "--memory.size", "big"], "--memory.size: must be int"),
+        (["train", "--preset", "mnist", "--likelihood", "gauss"], "--likelihood: must be one of"),
+        (["train", "--preset", "mnist", "--image", "[1,2"], "--image: must be a list of 3 values"),
+        (["train", "--preset", "mnist", "--steps"], "--steps: expected one argument"),
         (["train", "--preset", "mnist", "--model", "gpt"], "unknown model 'gpt'"),
         (["train", "--preset", "mnist", "--variant", "shop"], "unknown variant 'shop'"),
-        (["train", "--preset", "mnist", "--model", "kpp-paper", "--memory.read", "hard"], "cells"),
         (["train", "--preset", "mnist", "--memory.capacity", "37"], "use 36"),
-        (["train", "--preset", "mnist", "--memory.reads", "2"], "memory.reads=1"),
+        (["train", "--preset", "mnist", "--keys.hidden", "9"], "memory.placement=transport"),
+        (["train", "--preset", "mnist", "--memory.reads", "2"],
+         "kpp does not use --memory.reads (kpp-paper, no-memory do)"),
+        (["train", "--preset", "mnist", "--encoder.shift", "0"],
+         "kpp does not use --encoder.shift (kpp-paper, dkm-tsm do)"),
+        (["train", "--preset", "mnist", "--model", "dnc", "--rows.address", "4"],
+         "dnc does not use --rows.address (km does)"),
         (["train", "--preset", "mnist", "--episode-length", "64"], "memory.capacity=36"),
-        (["train", "--preset", "mnist", "--steps", "5", "--epochs", "2"], "--steps and --epochs"),
+        (["train", "--preset", "mnist", "--epochs", "2"], "unknown option --epochs; use --steps"),
+        (["train", "--preset", "mnist", "--step", "eager"], "use --execution"),
+        (["train", "--preset", "mnist", "--data.set", "omniglot"], "is not for data.set=omniglot"),
         (["train", "--preset", "mnist", "--steps", "0"], "steps"),
         (["train", "--preset", "mnist", "--minutes", "-1"], "--minutes"),
         (["train", "--preset", "omniglot"], "omniglot not found"),
@@ -223,7 +284,15 @@ def test_every_verb_has_help(verb: str, capsys: pytest.CaptureFixture[str]):
         (["compare", "nowhere.json"], "nowhere.json"),
         (["data", "fetch"], "kanerva data fetch NAME"),
         (["data", "fetch", "imagenet"], "imagenet"),
-        (["data", "burn"], "burn"),
+        (["data", "burn"], "action: must be one of list, fetch, got 'burn'"),
+        (["recall", "nowhere", "--cue", "fog"], "--cue: must be one of salt_pepper"),
+        (["recall", "nowhere", "--steps", "0"], "--steps must be at least 1, got 0"),
+        (["evaluate", "nowhere", "--episode-length", "0"], "--episode-length must be at least 1"),
+        (["bench", "quality", "--preset", "glyphs"], "bench quality on glyphs needs --until"),
+        (["bench", "evaluation"], "bench evaluation needs --run"),
+        (["bench", "--model", "kpp", "--reads", "2"], "--reads: kpp has no memory.reads"),
+        (["bench", "--batch", "many"], "--batch: must be whole numbers"),
+        (["reproduce"], "kanerva reproduce NAME"),
     ],
 )  # fmt: skip
 def test_a_mistake_gets_one_line(argv: list[str], says: str, capsys, tmp_path: Path):
@@ -231,13 +300,50 @@ def test_a_mistake_gets_one_line(argv: list[str], says: str, capsys, tmp_path: P
     assert not list(tmp_path.iterdir())
 
 
+OPTIONS = {name: set(option_names(config)) for name, config in MODEL_CONFIGS.items()}
+FOREIGN = [
+    (model, option)
+    for model, own in OPTIONS.items()
+    for option in sorted(set().union(*OPTIONS.values()) - own)
+]
+
+
+def test_every_option_of_another_model_is_refused(capsys: pytest.CaptureFixture[str]):
+    assert len(FOREIGN) > 100
+    for model, option in FOREIGN:
+        flag = to_flag(option)
+        line = complaint(capsys, "train", "--preset", "glyphs", "--model", model, flag, "1")
+        users = [name for name, own in OPTIONS.items() if option in own]
+        assert line.startswith(f"kanerva: {model} does not use {flag} ({', '.join(users)} do")
+        with pytest.raises(UserError, match=f"{model} does not use {option}"):
+            group, _, name = option.partition(".")
+            run_from_dict({"model": model, group: {name: 1}})
+    assert not list(Path().iterdir())
+
+
+@pytest.mark.parametrize("model", MODEL_CONFIGS)
+def test_every_option_of_a_model_is_a_flag(model: str):
+    start = read_config(["--preset", "glyphs", "--model", model])
+    options = flatten(to_dict(start))
+    known = {*option_names(type(start.model)), *option_names(RunConfig), "model"}
+    assert options.keys() == known
+    words = [w for name, value in options.items() for w in (to_flag(name), yaml.safe_dump(value))]
+    words = [word.removesuffix("\n").removesuffix("\n...") for word in words]
+    assert read_config(words) == start
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("memory: {sise: 3}", "unknown key 'sise'"),
+        ("memory: {sise: 3}", "unknown option memory.sise; did you mean memory.size?"),
         ("memory: {size: big}", "size must be int, got 'big'"),
         ("memory: 7", "memory"),
-        ("seeed: 1", "unknown key 'seeed'"),
+        ("memory: {reads: 3}", "kpp does not use memory.reads (kpp-paper, no-memory do)"),
+        ("rows: {count: 3}", "kpp does not use rows.count (km, dkm, dkm-tsm, dnc do)"),
+        ("model: vae\nmemory: {size: 8}", "vae does not use memory.size (kpp, kpp-empty, "),
+        ("epochs: 3", "unknown option epochs; use steps"),
+        ("likelihood: {kind: bernoulli}", "use likelihood"),
+        ("seeed: 1", "unknown option seeed; did you mean seed?"),
         ("- 1", "must hold options"),
         ("a: [", "not readable YAML"),
         ("optim: {optimiser: sgd}", "optimiser must be one of"),
@@ -279,7 +385,7 @@ def test_a_damaged_checkpoint_is_named(trained: Path, capsys, tmp_path: Path):
     assert "model.safetensors" in complaint(capsys, "evaluate", str(run))
     config = run / "checkpoints" / "best" / "config.json"
     config.write_text(config.read_text().replace('"size"', '"sise"', 1))
-    assert "unknown key 'sise'" in complaint(capsys, "generate", str(run))
+    assert "unknown option memory.sise" in complaint(capsys, "generate", str(run))
 
 
 def test_a_memory_that_does_not_fit_is_named(trained: Path, capsys):
@@ -303,7 +409,66 @@ def test_a_run_folder_under_a_file_is_named(capsys):
     assert "file" in complaint(capsys, "train", *SMALL, "--run", "file")
 
 
+# What is loaded, and how soon
+
+
+def loaded_after(program: str) -> set[str]:
+    """The heavy modules that a program loads."""
+    report = f"; import sys; print(*[name for name in {HEAVY} if name in sys.modules], sep=',')"
+    done = subprocess.run(
+        [sys.executable, "-c", program + report], capture_output=True, text=True, check=True
+    )
+    return set(filter(None, done.stdout.splitlines()[-1].split(",")))
+
+
+def test_nothing_heavy_is_loaded_for_help_and_usage_errors():
+    assert loaded_after("import torch") >= {"torch"}  # the check can fail
+    calls = [["--help"], ["fly"], ["train"], ["train", "--preset", "mnist", "--memory.sise", "1"]]
+    calls += [[verb, "--help"] for verb in VERBS] + [["bench", "--reads", "2"], ["data", "fetch"]]
+    program = "import kanerva, kanerva.cli, os, sys; sys.stdout = open(os.devnull, 'w')"
+    program += (
+        f"; codes = [kanerva.cli.main(words) for words in {calls}]; sys.stdout = sys.__stdout__"
+    )
+    program += "; assert set(codes) == {0, 2}, codes"
+    assert loaded_after(program) == set()
+
+
+@pytest.mark.parametrize("words", [[], *([verb] for verb in VERBS)], ids=str)
+def test_help_is_quick(words: list[str]):
+    """0.3 s on a quiet core; the best of three, with room for a busy one."""
+    seconds = []
+    for _ in range(3):
+        start = time.perf_counter()
+        call = [sys.executable, "-m", "kanerva", *words, "--help"]
+        subprocess.run(call, check=True, capture_output=True)
+        seconds.append(time.perf_counter() - start)
+    assert min(seconds) < (1.0 if words else 0.5) * 2
+
+
+def test_training_without_fabric_says_what_to_install(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    for name in [n for n in sys.modules if n.startswith("kanerva.training")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "lightning_fabric", None)
+    line = complaint(capsys, "train", *SMALL)
+    assert line == "kanerva: training needs lightning-fabric: pip install 'kanerva[train]'"
+    assert not list(tmp_path.iterdir())
+
+
 # As a process
+
+
+def test_torchrun_needs_no_separator(tmp_path: Path, mnist_root: Path):
+    start = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    flags = [*SMALL, "--steps", "2", "--validate-every", "2", "--run-folder", "shared"]
+    done = subprocess.run(
+        [sys.executable, *start, "-m", "kanerva", "train", *flags],
+        env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("shared: step 2 of 2")
+    assert (tmp_path / "shared" / "checkpoints" / "best" / "model.safetensors").is_file()
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -333,7 +498,7 @@ def test_non_finite_numbers_exit_3(capsys: pytest.CaptureFixture[str]):
 def test_a_warning_is_one_line_and_the_compilers_own_are_not_shown(
     capsys: pytest.CaptureFixture[str],
 ):
-    cli.warn("not kept:\n  no room", UserWarning, "/x/kanerva/data/cache.py", 3)
-    cli.warn("check is deprecated", FutureWarning, "/x/torch/_prims_common/__init__.py", 3)
-    cli.warn("softmax is disabled", UserWarning, "/x/torch/_inductor/ir.py", 3)
+    cli.print_warning("not kept:\n  no room", UserWarning, "/x/kanerva/data/cache.py", 3)
+    cli.print_warning("check is deprecated", FutureWarning, "/x/torch/_prims_common/__init__.py", 3)
+    cli.print_warning("softmax is disabled", UserWarning, "/x/torch/_inductor/ir.py", 3)
     assert capsys.readouterr().err == "kanerva: not kept: no room\n"

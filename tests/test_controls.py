@@ -1,5 +1,7 @@
 """Controls: the same q and the same noise, another memory."""
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -7,8 +9,8 @@ from kanerva.config import ModelConfig
 from kanerva.data import FixedEpisodes, ImageSet
 from kanerva.evaluation.bound import bound
 from kanerva.evaluation.controls import controls, left_out, other, other_episode, zeroed
-from kanerva.memory import Memory
-from kanerva.models import KppPaper
+from kanerva.memory.heap import Memory
+from kanerva.models.kpp_paper import KppPaper
 
 
 def episodes_of(config: ModelConfig, count: int, length: int) -> FixedEpisodes:
@@ -27,7 +29,7 @@ def test_only_the_readout_kl_depends_on_the_memory(model: KppPaper, tiny: ModelC
         assert found.kl_y == pytest.approx(own.kl_y, rel=1e-5), name
     for found in (zeroed(model, episodes, 6), other(model, episodes, 6)):
         assert found.recon == pytest.approx(own.recon, rel=1e-5)
-        assert abs(found.kl_z - own.kl_z) > 1e-3
+        assert abs(found.kl_z - own.kl_z) > 1e-4
 
 
 def test_zeroed_is_a_memory_of_zeros(model: KppPaper, tiny: ModelConfig):
@@ -55,29 +57,23 @@ def test_other_is_none_where_no_episode_is_disjoint(model: KppPaper, tiny: Model
     assert other(model, episodes_of(tiny, 4, 4), 1) is None
 
 
-def test_left_out_writes_the_episode_without_the_target(model: KppPaper, tiny: ModelConfig):
-    """Against a loop: each image's memory is written from its three neighbours."""
+def test_left_out_writes_the_episode_without_the_target(
+    model: KppPaper, tiny: ModelConfig, monkeypatch: pytest.MonkeyPatch
+):
+    """Against a loop: each image's memory is written from its three neighbours. Means instead of
+    draws make all terms comparable."""
     images = episodes_of(tiny, 8, 4).batch(0, 2).images
+    at_means = partial(KppPaper.terms, model)
+    monkeypatch.setattr(model, "terms", lambda *a, **k: at_means(*a, **(k | {"sample": False})))
     fast = model.left_out(images, generator=torch.Generator().manual_seed(0))
     embedding = model.encoder(images)
     for b in range(2):
         for t in range(4):
             rest = torch.cat([images[b, :t], images[b, t + 1 :]])
-            slow = model.terms(
-                images[b, t][None, None],
-                embedding[b, t][None, None],
-                model.write(rest).map[None],
-                sample=False,
-            )
+            maps, alone = model.write(rest).map[None], embedding[b, t][None, None]
+            keys = model.key_posterior(alone, maps)
+            slow = model.terms(images[b, t][None, None], alone, maps, keys)
             assert slow.key_kl.item() == pytest.approx(fast.key_kl[b, t].item(), rel=1e-4)
-    # means instead of draws make the rest comparable too
-    model.terms = lambda *a, **k: type(model).terms(model, *a, **(k | {"sample": False}))  # type: ignore
-    fast = model.left_out(images)
-    for b in range(2):
-        for t in range(4):
-            rest = torch.cat([images[b, :t], images[b, t + 1 :]])
-            maps = model.write(rest).map[None]
-            slow = model.terms(images[b, t][None, None], embedding[b, t][None, None], maps)
             assert slow.nll_nats.item() == pytest.approx(fast.nll_nats[b, t].item(), rel=1e-4)
 
 

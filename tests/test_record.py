@@ -2,29 +2,36 @@
 
 import json
 import shutil
-from dataclasses import replace
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import yaml
 
-from kanerva.config import RunConfig, to_dict
+from kanerva.config import OptimConfig, RunConfig, run_from_dict, to_dict
 from kanerva.data import FixedEpisodes
 from kanerva.errors import NumbersWentBad, UserError
+from kanerva.evaluation import record as module
 from kanerva.evaluation.bound import bound
-from kanerva.evaluation.record import (
-    evaluate,
+from kanerva.evaluation.costs import flop_per_image, gather_training_facts
+from kanerva.evaluation.record import evaluate
+from kanerva.evaluation.records import (
+    Record,
+    check_record,
     file_record,
     read_record,
     read_records,
     run_record_name,
-    training_facts,
 )
 from kanerva.evaluation.report import compare, over_seeds, table
-from kanerva.lab.quote import quoted
-from kanerva.models import load
-from kanerva.models.base import save_weights
+from kanerva.evaluation.resized import ResizedMemory
+from kanerva.models import build
+from kanerva.models.checkpoint_io import save_weights
+from kanerva.models.loading import load
+from kanerva.presets import preset, with_options
 from kanerva.provenance import command
 from kanerva.runs import load_split
 from kanerva.training.loop import train
@@ -44,8 +51,34 @@ def run(place: Path, small_run: RunConfig, mnist_root: Path) -> Path:
 
 
 @pytest.fixture
-def record(run: Path, mnist_root: Path) -> dict:
-    return evaluate(run, load(run), iwae_samples=2, data_root=mnist_root)
+def record(place: Path, run: Path, mnist_root: Path) -> dict:
+    """Its record, made once."""
+    kept = place / "record.json"
+    if not kept.exists():
+        made = evaluate(run, load(run), iwae_samples=2, data_root=mnist_root)
+        assert json.loads(json.dumps(made)) == made
+        kept.write_text(json.dumps(made))
+    return json.loads(kept.read_text())
+
+
+@pytest.fixture
+def heap_run(place: Path) -> Path:
+    """A `kpp` of random weights, as a run folder that was never trained; made once."""
+    start = preset("mnist")
+    model = with_options(
+        start.model,
+        encoder={"width": 4, "depth": 1},
+        memory={"size": 12, "capacity": 9},
+        readout={"size": 2, "channels": 2, "prior_width": 4},
+        decoder={"base": 8, "depth": 1},
+    )
+    config, folder = replace(start, model=model, episode_length=8), place / "heap"
+    if not folder.exists():
+        folder.mkdir()
+        (folder / "config.yaml").write_text(yaml.safe_dump(to_dict(config)))
+        torch.manual_seed(0)
+        save_weights(build(model), folder)
+    return folder
 
 
 def test_it_holds_what_the_protocol_asks(record: dict, run: Path, small_run: RunConfig):
@@ -59,8 +92,13 @@ def test_it_holds_what_the_protocol_asks(record: dict, run: Path, small_run: Run
     assert record["memory"]["floats_per_image"] == 3 * 12 * 12 / 8
     assert record["images_seen"] == 12 * 16 and record["steps"] == 12
     assert record["config_hash"] == small_run.config_hash()
-    assert json.loads(json.dumps(record)) == record
+    assert run_from_dict(record["config"]) == small_run and record["schema"] == 2
     assert set(record["other_binarizations"]) == {"threshold"}
+    memory, dims = record["memory"], 28 * 28
+    assert memory["bits_per_dim"] == memory["bits_per_image"] / dims
+    total = memory["bits_per_dim"] + record["bound"]["bits_per_dim"]
+    assert memory["sum_bits_per_dim"] == pytest.approx(total)
+    assert (record["K"], record["z_shape"], record["resized"]) == (2, [5], False)
 
 
 def test_its_bound_is_the_bound(record: dict, run: Path, small_run: RunConfig, mnist_root: Path):
@@ -95,6 +133,11 @@ def test_a_record_is_not_replaced_by_another_configuration_or_a_part(record: dic
         file_record(record | {"config_hash": "other"}, tmp_path)
     with pytest.raises(UserError, match="a part does not replace it"):
         file_record(record | {"partial": True}, tmp_path)
+    with pytest.raises(UserError, match="another memory"):
+        file_record(record | {"memory": record["memory"] | {"dtype": "int8"}}, tmp_path)
+    again = record["memory"] | {"sum_bits_per_dim": 9.0}  # the same memory, another day's bound
+    assert file_record(record | {"memory": again}, tmp_path) == path
+    file_record(record, tmp_path)
     assert read_record(path) == record
     named = file_record(record | {"config_hash": "other", "variant": "wide"}, tmp_path)
     assert named.name == "kpp-paper-wide-s0.json"
@@ -105,7 +148,7 @@ def test_an_edited_run_config_is_noticed(
 ):
     copy = tmp_path / "copy"
     shutil.copytree(run, copy)
-    other = replace(small_run, memory=replace(small_run.memory, reads=5))
+    other = replace(small_run, model=with_options(small_run.model, memory={"reads": 5}))
     (copy / "config.yaml").write_text(yaml.safe_dump(to_dict(other)))
     with pytest.raises(UserError, match="does not describe the checkpoint"):
         evaluate(copy, load(copy), data_root=mnist_root)
@@ -135,15 +178,114 @@ def test_a_half_replaced_best_is_still_found(run: Path, tmp_path: Path):
 def test_facts_of_a_damaged_run_are_an_error_and_of_bare_weights_are_none(
     run: Path, tmp_path: Path
 ):
-    assert training_facts(tmp_path) == {"images_seen": None, "images_per_s": None, "wall_s": None}
+    nothing = {"images_seen": None, "images_per_s": None, "wall_s": None}
+    assert gather_training_facts(tmp_path) == nothing
     copy = tmp_path / "copy"
     shutil.copytree(run, copy)
     (copy / "metrics.csv").unlink()  # brought home without its log
-    facts = training_facts(copy)
+    facts = gather_training_facts(copy)
     assert facts["steps"] == 12 and facts["images_per_s"] is None
     (copy / "metrics.csv").write_bytes(b"\xff\xfe,\n1,2\n")
     with pytest.raises(UserError, match="metrics.csv"):
-        training_facts(copy)
+        gather_training_facts(copy)
+
+
+# Nothing is moved
+
+
+def test_scoring_leaves_the_model_and_torchs_generator_alone(heap_run: Path, mnist_root: Path):
+    model, before = load(heap_run), torch.get_rng_state()
+    weights = {name: value.clone() for name, value in model.state_dict().items()}
+    first = next(model.parameters())
+    first.grad = torch.ones_like(first)
+    evaluate(heap_run, model, memory_dtype="int8", control_images=8, data_root=mnist_root)
+    assert torch.equal(before, torch.get_rng_state())
+    assert model.memory_dtype == "float32" and not model.training
+    assert torch.equal(first.grad, torch.ones_like(first))
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, weights[name]), name
+
+
+@pytest.mark.parametrize("step", ["score_headline", "measure_uses", "flop_per_image"])
+def test_a_failing_evaluation_leaves_the_model_as_it_was(
+    heap_run: Path, mnist_root: Path, monkeypatch: pytest.MonkeyPatch, step: str
+):
+    def fail(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, step, fail)
+    model = load(heap_run)
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(heap_run, model, memory_dtype="int4", control_images=8, data_root=mnist_root)
+    assert model.memory_dtype == "float32"
+
+
+def test_two_evaluations_of_one_model_at_once_do_not_meet(heap_run: Path, mnist_root: Path):
+    model, types = load(heap_run), ("float32", "int4")
+
+    def score(dtype: str) -> dict:
+        options: dict[str, Any] = {"memory_dtype": dtype, "control_images": 8}
+        return evaluate(heap_run, model, data_root=mnist_root, **options)
+
+    alone = [score(dtype) for dtype in types]
+    with ThreadPoolExecutor(2) as pool:
+        together = list(pool.map(score, types))
+    assert together == alone
+    assert alone[0]["bound"] != alone[1]["bound"]
+
+
+def test_operations_are_counted_without_touching_gradients(small_run: RunConfig):
+    model = build(small_run.model).eval()
+    before = torch.get_rng_state()
+    assert flop_per_image(model, small_run) == flop_per_image(model, small_run) > 0
+    assert all(p.grad is None for p in model.parameters())
+    assert torch.equal(before, torch.get_rng_state())
+
+
+# Other memories, other runs
+
+
+def test_a_heap_is_measured_and_may_have_another_size(heap_run: Path, mnist_root: Path):
+    options: dict[str, Any] = {"control_images": 8, "data_root": mnist_root}
+    own = evaluate(heap_run, load(heap_run), **options)
+    assert {"familiarity", "places", "generation"} <= own.keys() and own["K"] == 1
+    assert own["z_shape"] == [[2], [2, 7, 7]] and own["images_seen"] is None
+    room = ResizedMemory(episode_length=12, capacity=16, size=16)
+    other = evaluate(heap_run, load(heap_run), resized=room, memory_dtype="int8", **options)
+    assert other["resized"] and not own["resized"] and other["T"] == 12
+    assert other["memory"]["shape"] == [3, 16, 16] and other["memory"]["dtype"] == "int8"
+    assert other["config"]["memory"]["capacity"] == 16
+    assert other["config_hash"] == run_from_dict(other["config"]).config_hash()
+    assert other["config_hash"] != own["config_hash"]
+    assert run_record_name(other) == "evaluation-int8-T12-side16.json"
+    old = {key: value for key, value in other.items() if key != "resized"} | {"elsewhere": True}
+    assert run_record_name(old) == run_record_name(other)
+
+
+def test_the_papers_accounting_is_of_runs_trained_by_it(
+    run: Path, tmp_path: Path, mnist_root: Path
+):
+    copy = tmp_path / "copy"
+    shutil.copytree(run, copy)
+    config = run_from_dict(yaml.safe_load((copy / "config.yaml").read_text()))
+    config = replace(config, optim=replace(config.optim, kl_weight="1/T"))
+    assert OptimConfig().kl_weight == 1
+    (copy / "config.yaml").write_text(yaml.safe_dump(to_dict(config)))
+    record = evaluate(copy, load(copy), control_images=8, data_root=mnist_root)
+    style = record["paper_style"]
+    expected = style["recon"] + (style["kl_z"] + style["kl_y"]) / 8
+    assert record["kl_over_T"]["nll_nats"] == pytest.approx(expected)
+    assert record["kl_over_T"]["bits_per_dim"] < style["bits_per_dim"]
+
+
+# Reading
+
+
+def test_a_record_has_types(record: dict):
+    typed = check_record(record | {"unheard_of": 1}, "here")
+    assert typed.bound.nll_nats == record["bound"]["nll_nats"]
+    assert typed.controls.left_out is not None and typed.memory.shape == [3, 12, 12]
+    assert typed.iwae is not None and typed.iwae.k == 2 and typed.retired is None
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"kind": "bench"}', '{"kind": "evaluation"}'])
@@ -151,6 +293,53 @@ def test_what_is_no_record_is_named(tmp_path: Path, text: str):
     (tmp_path / "r.json").write_text(text)
     with pytest.raises(UserError, match="r.json"):
         read_record(tmp_path / "r.json")
+
+
+@pytest.mark.parametrize("name", [f.name for f in fields(Record)])
+def test_each_field_is_checked(record: dict, name: str):
+    """None may be of another type; and what has no default may not be missing."""
+    with pytest.raises(UserError) as told:
+        check_record(record | {name: object()}, "r.json")
+    assert "r.json" in str(told.value) and "\n" not in str(told.value)
+    without = {key: value for key, value in record.items() if key != name}
+    if name in record and name in REQUIRED:
+        with pytest.raises(UserError, match="r.json"):
+            check_record(without, "r.json")
+    else:
+        check_record(without, "r.json")
+
+
+REQUIRED = {f.name for f in fields(Record) if f.default is not None}
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"schema": 1}, "r.json has schema 1, not 2: another version"),
+        ({"T": True}, "r.json: T must be int, got True"),
+        ({"T": 8.5}, "r.json: T must be int, got 8.5"),
+        ({"flop_per_image": "many"}, "r.json: flop_per_image must be float, got 'many'"),
+        ({"image": [1, 28, "28"]}, "r.json: image must be int, got '28'"),
+        ({"versions": {"torch": 2}}, "r.json: versions.torch must be str, got 2"),
+        ({"controls": {"n_images": 3}}, "r.json: controls is not a whole record: it lacks own"),
+        ({"bound": 4.5}, "r.json: bound must be a mapping, got 4.5"),
+        ({"config": None}, "r.json: a record has a config, or says by `retired`"),
+        ({"retired": "abc"}, "r.json: a record has a config, or says by `retired`"),
+    ],
+)
+def test_what_is_wrong_is_told_in_one_line(record: dict, change: dict, told: str):
+    with pytest.raises(UserError) as error:
+        check_record(record | change, "r.json")
+    assert str(error.value).startswith(told) and "\n" not in str(error.value)
+
+
+def test_a_whole_number_passes_as_a_float_and_a_retired_record_has_no_config(record: dict):
+    assert check_record(record | {"wall_s": 3}, "r.json").wall_s == 3.0
+    retired = record | {"config": None, "retired": "abc"}
+    assert check_record(retired, "r.json").config is None
+
+
+# Tables
 
 
 def test_tables_say_what_the_record_says(record: dict):
@@ -164,14 +353,6 @@ def test_tables_say_what_the_record_says(record: dict):
     huge["controls"]["zeroed"]["nll_nats"] = 123456789.0
     rows = [line.split() for line in compare([record, huge]).splitlines()]
     assert rows[2][12] == "123456789.00" and rows[0][3:5] == ["seed", "T"]
-
-
-def test_blocks_are_made_from_records(record: dict, tmp_path: Path):
-    file_record(record, tmp_path / "results")
-    text = "a\n<!-- table: results/mnist/kpp-paper-s0.json -->\nold\n<!-- end -->\nb\n"
-    assert quoted(text, tmp_path) == text.replace("old", f"```text\n{table(record)}\n```")
-    with pytest.raises(UserError, match="no record matches"):
-        quoted(text, tmp_path / "elsewhere")
 
 
 def test_a_command_is_told_without_the_machines_places():

@@ -1,79 +1,64 @@
-"""The command line. Each verb is a thin layer over the library; mistakes get one line, exit 2.
+"""The command line. Each verb is a module here: `make_parser(words)` and `run(options, words)`.
 
+A verb imports torch only when it runs, so help and usage errors are quick. Mistakes get one line.
 Exit codes: 0 done; 2 bad input or environment; 3 numbers went bad, last good checkpoint kept;
 130 and 143 stopped by Ctrl-C and SIGTERM after saving.
 """
 
-import importlib
 import os
-import re
 import sys
 import time
 import warnings
+from argparse import ArgumentError
+from difflib import get_close_matches
+from importlib import import_module
 from typing import Any
 
-from jsonargparse import ArgumentError
-
 import kanerva
-from kanerva.cli.options import in_our_words
+from kanerva.cli.options import Parser, describe_argument_error, spell_flag
 from kanerva.errors import NumbersWentBad, UserError
 
-PATIENCE = 10.0  # seconds; torchrun ends all processes as soon as one has failed
+WAIT = 10.0  # seconds; torchrun ends all processes as soon as one has failed
 
-VERBS = {  # verb: (module under kanerva.cli, what it does)
-    "train": ("train", "train a model, or --resume a run"),
-    "evaluate": ("evaluate", "the bound, its terms and controls; writes evaluation.json"),
-    "generate": ("show", "random-key and key-perturbed pictures"),
-    "recall": ("show", "write images, read them back from noisy or partial cues"),
-    "denoise": ("show", "clean images by reading: three noises, ten steps, the error's curve"),
-    "memory": ("show", "draw a memory, and what was written where it lies"),
-    "compare": ("evaluate", "evaluation records side by side"),
-    "reproduce": ("reproduce", "one table or figure of the paper, as record and picture"),
-    "bench": ("bench", "images/s, time by part, share of the chip; agreement; time to a bound"),
-    "data": ("data", "list the data sets, or fetch one"),
+VERBS = {
+    "train": "train a model, or --resume a run",
+    "evaluate": "the bound, its terms and controls; writes evaluation.json",
+    "generate": "random-key and key-perturbed pictures",
+    "recall": "write images, read them back from noisy or partial cues",
+    "denoise": "clean images by reading: three noises, ten steps, the error's curve",
+    "memory": "draw a memory, and what was written where it lies",
+    "compare": "evaluation records side by side",
+    "reproduce": "one table or figure of the paper, as record and picture",
+    "bench": "images/s, time by part, share of the chip; agreement; time to a bound",
+    "data": "list the data sets, or fetch one",
 }
-
-
-def usage() -> str:
-    lines = ["usage: kanerva VERB [options]    (kanerva VERB --help)", ""]
-    lines += [f"  {name:<10} {text}" for name, (_, text) in VERBS.items()]
-    return "\n".join([*lines, "", "  --version"])
-
-
-def warn(
-    message: Warning | str, category: type[Warning], filename: str, *_: Any, **__: Any
-) -> None:
-    """A warning as one line; not what libraries tell each other, or torch's compiler itself."""
-    theirs = issubclass(category, DeprecationWarning | FutureWarning) or "_inductor" in filename
-    if not theirs:
-        print(f"kanerva: {' '.join(str(message).split())}", file=sys.stderr)
+EXTRAS = {  # packages that not every installation has
+    "lightning_fabric": "training needs lightning-fabric: pip install 'kanerva[train]'",
+}
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run one verb; returns the exit code."""
-    argv = sys.argv[1:] if argv is None else argv
-    warnings.showwarning = warn
+    words = [spell_flag(word) for word in (sys.argv[1:] if argv is None else argv)]
+    warnings.showwarning = print_warning
     try:
-        if not argv or argv[0] in ("-h", "--help", "help"):
-            print(usage())
-            return 0 if argv else 2
-        if argv[0] == "--version":
-            print(kanerva.__version__)
-            return 0
-        if argv[0] not in VERBS:
-            raise UserError(f"unknown verb {argv[0]!r}; there are {', '.join(VERBS)}")
-        module = importlib.import_module(f"kanerva.cli.{VERBS[argv[0]][0]}")
-        return getattr(module, argv[0])(argv[1:])
+        return run_verb(words)
+    except SystemExit as stop:  # --help and --version
+        return int(stop.code or 0)
     except UserError as error:
         return complain(error, 2)
     except ArgumentError as error:
-        return complain(in_our_words(str(error)), 2)
+        return complain(describe_argument_error(error, str(error)), 2)
     except NumbersWentBad as error:
         return complain(error, 3)
     except (MemoryError, RuntimeError) as error:
-        if not re.search("alloc|out of memory", str(error)):
+        if not any(words in str(error) for words in ("alloc", "out of memory")):
             raise
         return complain(f"not enough memory; use smaller sizes or a smaller batch: {error}", 2)
+    except ModuleNotFoundError as error:
+        if error.name not in EXTRAS:
+            raise
+        return complain(EXTRAS[error.name], 2)
     except PermissionError as error:
         return complain(f"{error.filename}: {error.strerror}", 2)
     except BrokenPipeError:  # the reader of our output has gone
@@ -83,11 +68,50 @@ def main(argv: list[str] | None = None) -> int:
         return complain("stopped", 130)
 
 
+def run_verb(words: list[str]) -> int:
+    """Parse the words and run the verb they begin with."""
+    words = words[1:] if words[:1] == ["--"] else words  # torchrun -m kanerva -- VERB
+    words = ["--help"] if words[:1] == ["help"] else words
+    verb = words[0] if words else ""
+    if verb and verb not in VERBS and not verb.startswith("-"):
+        near = get_close_matches(verb, VERBS, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(VERBS)}"
+        raise UserError(f"unknown verb {verb!r}; {hint}")
+    module = import_module(f"kanerva.cli.{verb}") if verb in VERBS else None
+    parser = Parser(prog="kanerva")
+    parser.add_argument("--version", action="version", version=kanerva.__version__)
+    verbs = parser.add_subcommands(
+        dest="verb", required=False, metavar="VERB", description="kanerva VERB --help says more."
+    )
+    subparsers = {name: Parser() for name in VERBS}
+    if module is not None:  # only its options are needed
+        subparsers[verb] = module.make_parser(words[1:])
+    for name, text in VERBS.items():
+        verbs.add_subcommand(name, subparsers[name], help=text).prog = f"kanerva {name}"
+    if module is None:
+        parser.check_flags(words)
+        parser.parse_args(words)
+        parser.print_help()  # there was no verb at all
+        return 2
+    subparsers[verb].check_flags(words[1:])
+    options = parser.parse_args(words)
+    return module.run(options[verb].as_dict(), words[1:])
+
+
+def print_warning(
+    message: Warning | str, category: type[Warning], filename: str, *_: Any, **__: Any
+) -> None:
+    """A warning as one line; none that libraries address to each other, nor torch's compiler's."""
+    internal = issubclass(category, DeprecationWarning | FutureWarning) or "_inductor" in filename
+    if not internal:
+        print(f"kanerva: {' '.join(str(message).split())}", file=sys.stderr)
+
+
 def complain(error: object, code: int) -> int:
-    """One line on stderr, whatever the message. Of the processes of `torchrun` the first says it:
-    the others wait, and speak only if it had nothing to say."""
+    """Print one line on stderr. Under `torchrun` the first process prints it: the others wait, and
+    print only if the first had nothing to say."""
     if os.environ.get("LOCAL_RANK", "0") != "0":
-        time.sleep(PATIENCE)
+        time.sleep(WAIT)
     print(f"kanerva: {' '.join(str(error).split())[:500]}", file=sys.stderr)
     return code
 

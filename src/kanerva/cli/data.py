@@ -1,29 +1,33 @@
-"""`kanerva data`: which sets there are, and how they get here."""
+"""`kanerva data`: which data sets there are, and how to get them."""
 
-from typing import Literal
+from typing import Any, Literal
 
-from kanerva import data as sets
-from kanerva.cli.options import Parser, root_of
+from kanerva.cli.options import Parser, get_data_root
 from kanerva.errors import UserError
 
 
-def data(argv: list[str]) -> int:
+def make_parser(words: list[str]) -> Parser:
+    parser = Parser("List the data sets, or download one.")
+    parser.add_option("action", type=Literal["list", "fetch"])
+    parser.add_option("name", type=str | None, nargs="?", default=None)
+    parser.add_option("--data-root", type=str | None, help="folder of the data sets")
+    return parser
+
+
+def run(options: dict[str, Any], words: list[str]) -> int:
     """List the data sets, or download one."""
-    parser = Parser("data", "List the data sets, or download one.")
-    parser.add_argument("action", type=Literal["list", "fetch"])
-    parser.add_argument("name", type=str | None, nargs="?", default=None)
-    parser.add_argument("--data_root", type=str | None, help="where data sets lie")
-    options = parser.read(argv)
-    root = root_of(options)
+    if options["action"] == "fetch" and options["name"] is None:
+        raise UserError("say which: kanerva data fetch NAME (see `kanerva data list`)")
+    from kanerva import data
+
+    root = get_data_root(options)
     if options["action"] == "fetch":
-        if options["name"] is None:
-            raise UserError("say which: kanerva data fetch NAME (see `kanerva data list`)")
-        for path in sets.fetch(options["name"], root):
+        for path in data.fetch(options["name"], root):
             print(path)
         return 0
-    print(f"data root: {sets.data_root(root)}")
-    for name, info in sets.DATASETS.items():
-        state = "here" if sets.is_present(name, root) else "not here"
+    print(f"data root: {data.data_root(root)}")
+    for name, info in data.DATASETS.items():
+        state = "here" if data.is_present(name, root) else "not here"
         state = f"--data.{info.needs}" if info.needs else state
         print(f"{name:<14}{state:<14}{info.description}")
     return 0

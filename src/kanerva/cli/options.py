@@ -1,71 +1,143 @@
-"""Flags: jsonargparse with dashes, and its complaints in our words."""
+"""The parser that every verb uses, and options that several verbs share."""
 
-import re
+from argparse import ArgumentError, ArgumentTypeError
+from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal
+from types import NoneType
+from typing import Any, Literal, NoReturn, get_args, get_origin
 
-import torch
+import yaml
 from jsonargparse import ArgumentParser
 
+from kanerva.config import coerce
 from kanerva.errors import UserError
-from kanerva.models import shipped_folder
 
 Device = Literal["auto", "cpu", "cuda"]
-HOME = "runs/pretrained/NAME"  # of what is made with a shipped model: no run of `kanerva train`
+SHIPPED_RUN = "runs/pretrained/NAME"  # where output of a shipped model goes: it has no run folder
 
 
 class Parser(ArgumentParser):
-    """jsonargparse with dashes: `--episode-length` sets `episode_length`."""
+    """jsonargparse's parser. A mistake is a `UserError` that names the flag."""
 
-    def __init__(self, verb: str, description: str) -> None:
+    def __init__(self, description: str | None = None, prog: str | None = None) -> None:
         super().__init__(
-            prog=f"kanerva {verb}",
-            description=description,
-            exit_on_error=False,
-            allow_abbrev=False,
+            prog=prog, description=description, exit_on_error=False, allow_abbrev=False
         )
 
-    def format_help(self, *args: Any, **kwargs: Any) -> str:
-        return _with_dashes(super().format_help(*args, **kwargs))
+    def add_option(self, *names: str, type: Any, **settings: Any) -> None:
+        """A flag or a positional whose value has a type."""
+        add_option(self, *names, type=type, **settings)
 
-    def add_place(self) -> None:
-        """Where data lie and where to compute: options of every verb that runs a model."""
-        self.add_argument("--data_root", type=str | None, help="where data sets lie")
-        self.add_argument("--device", type=Device, default="auto", help="auto: a GPU if any")
+    def add_device_options(self) -> None:
+        """Options of every verb that runs a model."""
+        self.add_option("--data-root", type=str | None, help="folder of the data sets")
+        self.add_option("--device", type=Device, default="auto", help="auto: a GPU if any")
 
-    def read(self, argv: list[str]) -> dict[str, Any]:
-        """Parsed options as a plain dictionary; nested options are nested."""
-        flags = [_underscore(word) if word.startswith("--") else word for word in argv]
-        return self.parse_args(flags).as_dict()
+    def check_flags(self, words: list[str]) -> None:
+        """Refuse flags that this parser does not have."""
+        for word in words:
+            flag = word.partition("=")[0]
+            if flag.startswith("--") and flag != "--" and flag not in self.flags:
+                raise self.unknown_flag(flag)
+
+    @property
+    def flags(self) -> list[str]:
+        return [flag for action in self._actions for flag in action.option_strings]
+
+    def unknown_flag(self, flag: str) -> UserError:
+        near = get_close_matches(flag, self.flags, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"see `{self.prog} --help`"
+        return UserError(f"unknown option {flag}; {hint}")
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        raise UserError(describe_argument_error(ex, message)) from ex
 
 
-def _with_dashes(text: str) -> str:
-    """Flags as users type them."""
-    return re.sub(r"--[\w.]+", lambda flag: flag.group().replace("_", "-"), text)
+def add_option(section: Any, *names: str, type: Any, **settings: Any) -> None:
+    """Add an option to a parser or to a section of its help."""
+    metavar = choose_metavar(type) if names[0].startswith("-") else None
+    section.add_argument(*names, type=Converter(type), metavar=metavar, **settings)
 
 
-def _underscore(flag: str) -> str:
-    name, equals, value = flag[2:].partition("=")
-    return "--" + name.replace("-", "_") + equals + value
+def describe_argument_error(error: object, message: str) -> str:
+    """The flag, then what is wrong with it."""
+    if isinstance(error, ArgumentError) and error.argument_name is not None:
+        return f"{error.argument_name}: {error.message}"
+    return message
 
 
-def root_of(options: dict[str, Any]) -> Path | None:
-    """`--data-root` as a path, if it was given."""
+def spell_flag(word: str) -> str:
+    """`--episode_length=8` as `--episode-length=8`; other words stay as they are."""
+    flag, equals, value = word.partition("=")
+    return flag.replace("_", "-") + equals + value if word.startswith("--") else word
+
+
+@dataclass(frozen=True)
+class Converter:
+    """From a word of the command line to a value of a type."""
+
+    hint: Any
+
+    def __call__(self, word: Any) -> Any:
+        try:
+            return coerce(self.hint, parse_word(word, self.hint), "")
+        except UserError as error:
+            raise ArgumentTypeError(str(error).strip()) from error
+
+    def __repr__(self) -> str:
+        return type_name(self.hint)  # shown in help
+
+
+def parse_word(word: Any, hint: Any) -> Any:
+    """A word as YAML, unless the type is of strings; null stands for None where that is allowed."""
+    kinds = get_args(hint) if NoneType in get_args(hint) else (hint,)
+    if not isinstance(word, str) or (word == "null" and NoneType in kinds):
+        return None if word == "null" else word
+    if str in kinds or get_origin(hint) is Literal:
+        return word
+    try:
+        return yaml.safe_load(word)
+    except yaml.YAMLError:
+        return word
+
+
+def type_name(hint: Any) -> str:
+    """For help: `int`, `int or null`."""
+    if NoneType in get_args(hint):
+        return " or ".join(type_name(kind) for kind in get_args(hint))
+    if get_origin(hint) is Literal:
+        return "name"
+    return "null" if hint is NoneType else str(hint) if get_origin(hint) else hint.__name__
+
+
+def choose_metavar(hint: Any) -> str | None:
+    """Choices are shown beside a flag."""
+    choices = get_args(hint) if get_origin(hint) is Literal else ()
+    choices = ("true", "false") if hint is bool else choices
+    return f"{{{','.join(choices)}}}" if choices else None
+
+
+# Values of shared options
+
+
+def require_at_least(options: dict[str, Any], least: int, *names: str) -> None:
+    """Refuse numbers below a limit, naming the flag."""
+    for name in names:
+        if options[name] is not None and options[name] < least:
+            flag = spell_flag(f"--{name}")
+            raise UserError(f"{flag} must be at least {least}, got {options[name]}")
+
+
+def get_data_root(options: dict[str, Any]) -> Path | None:
+    """`--data-root` as a path."""
     return None if options["data_root"] is None else Path(options["data_root"])
 
 
-def files_of(name: str) -> Path:
-    """Where the config and weights of a run lie, or those of a model that ships."""
-    return shipped_folder(name) or Path(name)
-
-
-def home_of(name: str) -> Path:
-    """Where what is made with a model goes: its run folder, or the one a shipped model gets."""
-    return Path(name if shipped_folder(name) is None else HOME.replace("NAME", name))
-
-
-def device_of(options: dict[str, Any]) -> str:
+def choose_device(options: dict[str, Any]) -> str:
     """`--device`, checked against what this machine has."""
+    import torch
+
     name = options["device"]
     if name == "cuda" and not torch.cuda.is_available():
         raise UserError("--device cuda: this machine shows no CUDA device; use --device cpu")
@@ -74,22 +146,15 @@ def device_of(options: dict[str, Any]) -> str:
     return name
 
 
-def at_least(options: dict[str, Any], least: int, *names: str) -> None:
-    """Refuse numbers below a limit, naming the flag."""
-    for name in names:
-        if options[name] is not None and options[name] < least:
-            raise UserError(f"--{name} must be at least {least}, got {options[name]}")
+def find_run(name: str) -> Path:
+    """The folder of config and weights: of a shipped model by its name, else the run itself."""
+    from kanerva.models.loading import shipped_folder
+
+    return shipped_folder(name) or Path(name)
 
 
-def in_our_words(message: str) -> str:
-    """jsonargparse's complaint as `--memory.size: expected int, got hello`."""
-    key = re.match(r'Parser key "(.*?)"', message)
-    value = re.search(r"(?:Got value|Given value): (.*)", message)
-    wanted = re.findall(r"Expected an? (.*?)(?:\. Got|$)", message, re.MULTILINE)
-    if key is None or value is None or not wanted:
-        return _with_dashes(message)
-    kind = re.sub(r"<class '(\w+)'>", r"\1", wanted[0])
-    kind = re.sub(r"typing\.Literal\[(.*)\]", r"one of \1", kind).replace("'", "")
-    name = key.group(1).replace("_", "-")
-    flag = name if name in ("action", "name", "run", "runs", "images") else f"--{name}"
-    return f"{flag}: expected {kind}, got {value.group(1)}"
+def output_folder(name: str) -> Path:
+    """Where records and pictures of a model go: into its run folder, or that of a shipped model."""
+    from kanerva.models.loading import shipped_folder
+
+    return Path(name if shipped_folder(name) is None else SHIPPED_RUN.replace("NAME", name))

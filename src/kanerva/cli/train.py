@@ -1,170 +1,262 @@
-"""`kanerva train`: options start from a preset or the run to resume; then --config, then flags."""
+"""`kanerva train`: options start from a preset or the run to resume; then --config, then flags.
 
+Which options there are depends on the model, so a first small parser finds the model.
+"""
+
+import argparse
 import inspect
 import os
-import re
 import sys
-from argparse import SUPPRESS
-from dataclasses import is_dataclass
+from dataclasses import dataclass, fields
+from functools import cache
 from pathlib import Path
 from typing import Any, get_type_hints
 
+import docstring_parser
 import yaml
 
-from kanerva.cli.options import Parser, device_of, root_of
-from kanerva.config import RunConfig, from_dict, to_dict
+from kanerva.cli.options import (
+    Converter,
+    Parser,
+    add_option,
+    choose_device,
+    get_data_root,
+    spell_flag,
+)
+from kanerva.config import (
+    MODEL_CONFIGS,
+    ModelConfig,
+    RunConfig,
+    flatten,
+    model_config,
+    option_groups,
+    run_from_dict,
+    to_dict,
+    unknown_option,
+)
 from kanerva.errors import UserError
-from kanerva.presets import PRESETS, preset
-from kanerva.runs import check_same_run, flatten, read_run_config, read_yaml
-from kanerva.training.loop import train as fit
+from kanerva.presets import preset
 
 EXIT = {"finished": 0, "minutes": 0, "SIGINT": 130, "SIGTERM": 143}
+NOT_CONFIG = ("run", "resume", "minutes", "config", "data_root", "device")
+HELP_PRESET = "mnist"  # whose defaults --help shows unless it names one
 
 
-def train(argv: list[str]) -> int:
-    """Train a model on a preset, or go on with a run."""
-    if "-h" in argv or "--help" in argv:
-        name = given(argv, "--preset") or "mnist"
-        make_parser(to_dict(named(name, argv))).print_help()
-        return 0
-    resume = "--resume" in argv
-    argv = with_default_run(argv) if resume else argv
-    options = make_parser(starting_point(argv)).read(argv)
-    if given(argv, "--epochs") is not None:
-        if given(argv, "--steps") is not None:
-            raise UserError("--steps and --epochs both say how long to train: give one")
-        options["steps"] = None
-    if options["minutes"] is not None and options["minutes"] <= 0:
-        raise UserError(f"--minutes must be positive, got {options['minutes']}")
-    own = {f: options.pop(f) for f in ("run", "resume", "minutes", "config", "data_root", "device")}
-    config = from_dict(RunConfig, options, where="options")
-    if config.data.set != preset(config.preset).data.set:
-        raise UserError(f"preset {config.preset} is not for data.set={config.data.set}")
-    run = Path(own["run"] or run_name(config.preset, config.model, config.variant, config.seed))
-    first = os.environ.get("RANK", "0") == "0"  # of several processes the first speaks
-    if resume and first and not (run / "config.yaml").is_file():
-        print(f"nothing to resume at {run}: starting anew", file=sys.stderr)
-    if resume and (run / "config.yaml").is_file():
-        check_same_run(run, to_dict(read_run_config(run)), config)
-    outcome = fit(
-        config,
-        run,
-        resume=resume,
-        minutes=own["minutes"],
-        data_root=root_of(own),
-        accelerator=device_of(own),
-    )
-    if not first:
-        return EXIT[outcome.reason]
-    best = (
-        "" if outcome.best_nll is None else f", best validation bound {outcome.best_nll:.2f} nats"
-    )
-    print(f"{run}: step {outcome.step} of {outcome.total}{best}")
-    if outcome.step < outcome.total:
-        print(f"go on with: kanerva train --run {run} --resume")
-    return EXIT[outcome.reason]
+class TrainParser(Parser):
+    """The options of one model."""
+
+    def __init__(self, model: type[ModelConfig]) -> None:
+        super().__init__(
+            "Train a model on a preset, or resume a run. Options and defaults shown are those of "
+            f"the preset, model and variant given beside --help, else of {HELP_PRESET} and kpp."
+        )
+        self.model = model
+        run = "run folder (runs/PRESET-MODEL-sSEED); torchrun has a --run of its own: there use "
+        self.add_option("--run", "--run-folder", dest="run", type=str | None,
+                          help=run + "--run-folder")  # fmt: skip
+        self.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
+        self.add_option("--minutes", type=float | None, help="stop and save after so long")
+        self.add_option("--config", type=str | None, help="YAML file of the options below")
+        self.add_device_options()
+        self.add_option("--model", type=str, help=f"one of {', '.join(MODEL_CONFIGS)}")
+        self.add_config(RunConfig)
+        self.add_config(model)
+
+    def add_config(self, config: type[ModelConfig] | type[RunConfig]) -> None:
+        """Every option of a config as a flag; a group has a section of its own."""
+        section = self.add_argument_group(read_summary(config))
+        for name, group in option_groups(config).items():
+            if group is None:
+                add_field(section, config, name)
+        for prefix, group in option_groups(config).items():
+            if group is not None:
+                section = self.add_argument_group(prefix, read_summary(group))
+                for field in fields(group):
+                    add_field(section, group, field.name, f"{prefix}.")
+
+    def unknown_flag(self, flag: str) -> UserError:
+        known = [name.removeprefix("--").replace("-", "_") for name in self.flags]
+        option = flag.removeprefix("--").replace("-", "_")
+        return unknown_option(self.model, option, known=known, spell=to_flag)
 
 
-def make_parser(base: dict[str, Any]) -> Parser:
-    """Every field of `RunConfig` as a flag; `base` holds the defaults."""
-    parser = Parser(
-        "train",
-        "Train a model on a preset, or go on with a run. Defaults shown are those of the preset, "
-        "model and variant given beside --help, else of mnist.",
-    )
-    parser.add_argument("--run", type=str | None, help="run folder (runs/PRESET-MODEL-sSEED)")
-    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
-    parser.add_argument("--minutes", type=float | None, help="stop and save after so long")
-    parser.add_argument("--config", type=str | None, help="YAML file of the options below")
-    parser.add_place()
-    parser.add_class_arguments(RunConfig)
-    parser.set_defaults(flatten(base))
-    notes = field_notes(RunConfig) | {"preset": f"one of {', '.join(PRESETS)}; required"}
-    for action in parser._actions:
-        if action.dest in notes:
-            action.help = notes[action.dest].replace("%", "%%")
-        elif is_group(action.dest):
-            action.help = SUPPRESS
+def add_field(section: Any, config: type, name: str, prefix: str = "") -> None:
+    """A field of a dataclass as a flag."""
+    hint, text = get_type_hints(config)[name], read_docstrings(config).get(name, "")
+    add_option(section, to_flag(prefix + name), type=hint, help=text.replace("%", "%%"))
+
+
+@cache
+def read_docstrings(config: type) -> dict[str, str]:
+    """What a dataclass and its bases say under each field."""
+    found = [docstring_parser.parse_from_object(cls) for cls in reversed(config.__mro__[:-1])]
+    return {p.arg_name: p.description or "" for text in found for p in text.params}
+
+
+def read_summary(config: type) -> str:
+    """What a dataclass is, in a line."""
+    return " ".join(inspect.cleandoc(config.__doc__ or "").split()).rstrip(".")
+
+
+def to_flag(option: str) -> str:
+    """`memory.size` as it is typed: `--memory.size`."""
+    return spell_flag(f"--{option}")
+
+
+def make_parser(words: list[str]) -> TrainParser:
+    """The parser for the model that the words ask for, with the defaults they start from."""
+    start = starting_options(peek(words))
+    parser = TrainParser(model_config(start["model"]))
+    parser.set_defaults(flatten(start))
     return parser
 
 
-def is_group(name: str) -> bool:
-    """Whether a field of `RunConfig` holds further options: those have flags of their own."""
-    return is_dataclass(get_type_hints(RunConfig).get(name))
+def read_config(words: list[str]) -> RunConfig:
+    """The run that the words of a command describe."""
+    parser = make_parser(words)
+    parser.check_flags(words)
+    return make_config(parser.parse_args(words).as_dict())
 
 
-def field_notes(config: type, prefix: str = "") -> dict[str, str]:
-    """What `config.py` says beside each field, for --help."""
-    notes: dict[str, str] = {}
-    for owner in reversed(config.__mro__[:-1]):
-        found = re.findall(r"^    (\w+): [^#\n]*# (.*)$", inspect.getsource(owner), re.MULTILINE)
-        notes |= {prefix + name: note for name, note in found}
-    for name, hint in get_type_hints(config).items():
-        if is_dataclass(hint) and isinstance(hint, type):
-            notes |= field_notes(hint, f"{name}.")
-    return notes
+def make_config(options: dict[str, Any]) -> RunConfig:
+    """The run that parsed options describe."""
+    content = {name: value for name, value in options.items() if name not in NOT_CONFIG}
+    config = run_from_dict(content, where="options")
+    if config.data.set != config.preset:
+        raise UserError(f"preset {config.preset} is not for data.set={config.data.set}")
+    return config
 
 
-def given(argv: list[str], flag: str) -> str | None:
-    """The value a flag has on the command line, before the parser knows its defaults."""
-    for index, word in enumerate(argv):
-        name, equals, value = word.partition("=")
-        if name == flag:
-            return value if equals else (argv[index + 1] if index + 1 < len(argv) else None)
-    return None
+def run(options: dict[str, Any], words: list[str]) -> int:
+    """Train a model on a preset, or resume a run."""
+    if options["minutes"] is not None and options["minutes"] <= 0:
+        raise UserError(f"--minutes must be positive, got {options['minutes']}")
+    config, resume = make_config(options), options["resume"]
+    folder = Path(options["run"] or default_run(config))
+    from kanerva.runs import check_same_run, read_run_config
+    from kanerva.training.loop import train
+
+    first = os.environ.get("RANK", "0") == "0"  # of several processes only the first prints
+    if resume and first and not (folder / "config.yaml").is_file():
+        print(f"nothing to resume at {folder}: starting anew", file=sys.stderr)
+    if resume and (folder / "config.yaml").is_file():
+        check_same_run(folder, to_dict(read_run_config(folder)), config)
+    outcome = train(
+        config,
+        folder,
+        resume=resume,
+        minutes=options["minutes"],
+        data_root=get_data_root(options),
+        accelerator=choose_device(options),
+    )
+    if first:
+        best = outcome.best_nll
+        bound = "" if best is None else f", best validation bound {best:.2f} nats"
+        print(f"{folder}: step {outcome.step} of {outcome.total}{bound}")
+        if outcome.step < outcome.total:
+            print(f"go on with: kanerva train --run {folder} --resume")
+    return EXIT[outcome.reason]
 
 
-def with_default_run(argv: list[str]) -> list[str]:
-    """`--resume` without `--run` means the folder the same flags would have made."""
-    name = given(argv, "--preset")
-    if given(argv, "--run") is not None or name is None:
-        return argv
-    start, seed = named(name, argv), given(argv, "--seed") or "0"
-    return [*argv, "--run", run_name(name, start.model, start.variant, seed)]
+# Where options start from
 
 
-def named(name: str, argv: list[str], content: dict[str, Any] | None = None) -> RunConfig:
-    """The preset that flags, and then a file, ask for."""
-    model = given(argv, "--model") or (content or {}).get("model") or "kpp"
-    variant = given(argv, "--variant") or (content or {}).get("variant")
-    image = as_value(given(argv, "--image")) or (content or {}).get("image")
-    if not (isinstance(image, list) and len(image) == 3 and all(type(n) is int for n in image)):
-        image = None  # not given, or wrong: then the parser says so
-    return preset(name, str(model), variant, None if image is None else tuple(image))
+@dataclass
+class Asked(argparse.Namespace):
+    """What the words say about the model and where its options start."""
+
+    preset: str | None = None
+    model: str | None = None
+    variant: str | None = None
+    image: str | None = None
+    seed: str | None = None
+    config: str | None = None
+    run: str | None = None
+    resume: bool = False
+    help: bool = False
 
 
-def as_value(word: str | None) -> object:
-    """What a word on the command line stands for."""
-    try:
-        return None if word is None else yaml.safe_load(word)
-    except yaml.YAMLError:
-        return None
+def peek(words: list[str]) -> Asked:
+    """Read the few flags that decide which options there are."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    for name in ("preset", "model", "variant", "image", "seed", "config"):
+        parser.add_argument(f"--{name}", type=Converter(str | None))
+    parser.add_argument("--run", "--run-folder", dest="run")
+    parser.add_argument("--resume", action="store_true")
+    parser.add_argument("-h", "--help", action="store_true")
+    return parser.parse_known_args(words, Asked())[0]
 
 
-def run_name(name: str, model: str, variant: str | None, seed: object) -> str:
-    """Where a run lies unless `--run` says otherwise."""
-    return f"runs/{name}-{model}{f'-{variant}' if variant else ''}-s{seed}"
-
-
-def starting_point(argv: list[str]) -> dict[str, Any]:
+def starting_options(asked: Asked) -> dict[str, Any]:
     """What flags start from: the run being resumed, else the preset; then --config on top."""
-    run, file = given(argv, "--run"), given(argv, "--config")
-    content = {} if file is None else read_yaml(Path(file))
-    if not isinstance(content, dict):
-        raise UserError(f"{file} must hold options, as `kanerva train` writes to config.yaml")
-    if "--resume" in argv and run is not None and (Path(run) / "config.yaml").is_file():
-        base = to_dict(read_run_config(Path(run)))
-    else:
-        name = given(argv, "--preset") or content.get("preset")
-        if name is None and "--resume" in argv and run is not None:
-            raise UserError(f"nothing to resume at {run}")
+    content = {} if asked.config is None else read_options(Path(asked.config))
+    base = resumed_options(asked) if asked.resume and not asked.help else None
+    if base is None:
+        name = asked.preset or content.get("preset") or (HELP_PRESET if asked.help else None)
+        if name is None and asked.resume and asked.run is not None:
+            raise UserError(f"nothing to resume at {asked.run}")
         if name is None:
             raise UserError("say what to train on: --preset glyphs needs no data (see --help)")
-        base = to_dict(named(str(name), argv, content))
+        base = to_dict(named_preset(str(name), asked, content))
     merged = merge(base, content)
-    if file is not None:
-        from_dict(RunConfig, merged, where=file)  # names unknown and ill-typed keys
+    if asked.config is not None:
+        run_from_dict(merged, where=asked.config)  # names unknown options and wrong types
     return merged
+
+
+def read_options(file: Path) -> dict[str, Any]:
+    """The options in a YAML file; those of a config that version 0.1 wrote are brought up to
+    date."""
+    from kanerva.config.version1 import is_version1, upgrade
+    from kanerva.runs import read_yaml
+
+    content = read_yaml(file)
+    if not isinstance(content, dict):
+        raise UserError(f"{file} must hold options, as `kanerva train` writes to config.yaml")
+    return upgrade(content, str(file)) if is_version1(content) else content
+
+
+def resumed_options(asked: Asked) -> dict[str, Any] | None:
+    """The options of the run to resume, if it is there."""
+    folder = asked.run
+    if folder is None and asked.preset is not None:  # the folder that the same flags would make
+        folder = default_run(named_preset(asked.preset, asked, {}), asked.seed)
+    if folder is None or not (Path(folder) / "config.yaml").is_file():
+        return None
+    from kanerva.runs import read_run_config
+
+    options = to_dict(read_run_config(Path(folder)))
+    if asked.model not in (None, options["model"]):
+        raise UserError(
+            f"{folder} was started with model={options['model']}, not {asked.model}: resume it as "
+            "it was, or start another --run"
+        )
+    return options
+
+
+def named_preset(name: str, asked: Asked, content: dict[str, Any]) -> RunConfig:
+    """The preset that flags, or else a file, ask for."""
+    model = asked.model or content.get("model") or "kpp"
+    variant = asked.variant or content.get("variant")
+    image = parse_image(asked.image) or parse_image(content.get("image"))
+    return preset(name, str(model), variant, image)
+
+
+def parse_image(value: object) -> tuple[int, int, int] | None:
+    """An image's shape. None: not given, or wrong, which the full parser reports."""
+    try:
+        value = yaml.safe_load(value) if isinstance(value, str) else value
+    except yaml.YAMLError:
+        return None
+    if not isinstance(value, list) or [type(n) for n in value] != [int, int, int]:
+        return None
+    return value[0], value[1], value[2]
+
+
+def default_run(config: RunConfig, seed: str | None = None) -> str:
+    """The run folder unless --run names one."""
+    variant = f"-{config.variant}" if config.variant else ""
+    return f"runs/{config.preset}-{config.model.name}{variant}-s{seed or config.seed}"
 
 
 def merge(base: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:

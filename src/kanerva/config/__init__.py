@@ -36,7 +36,9 @@ from kanerva.config.models import (
     model_config,
 )
 from kanerva.config.parsing import (
+    coerce,
     model_from_dict,
+    option_groups,
     option_names,
     run_from_dict,
     unknown_option,
@@ -79,9 +81,11 @@ __all__ = [
     "VaeConfig",
     "VectorReadoutConfig",
     "VmaConfig",
+    "coerce",
     "flatten",
     "model_config",
     "model_from_dict",
+    "option_groups",
     "option_names",
     "rows_and_columns",
     "run_from_dict",

@@ -1,11 +1,13 @@
 """Configs from plain JSON and YAML types: strictly, in one line for each mistake."""
 
 import types
+from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from kanerva.config.models import MODEL_CONFIGS, ModelConfig, model_config
+from kanerva.config.plain import flatten
 from kanerva.config.run import RunConfig
 from kanerva.config.version1 import is_version1, upgrade
 from kanerva.errors import UserError
@@ -13,12 +15,17 @@ from kanerva.errors import UserError
 C = TypeVar("C")
 
 
+RENAMED = {"epochs": "steps", "step": "execution", "likelihood.kind": "likelihood"}  # since 0.1
+
+
 def model_from_dict(data: Any, where: str = "config") -> ModelConfig:
     """A checkpoint's config; one that version 0.1 wrote is brought up to date."""
     require_mapping(data, where)
     data = upgrade(data, where) if is_version1(data) else data
+    cls = model_config(data.get("model"))
     options = {key: value for key, value in data.items() if key != "model"}
-    return _build(model_config(data.get("model")), options, where)
+    require_known(cls, options, option_names(cls), where)
+    return _build(cls, options, where)
 
 
 def run_from_dict(data: Any, where: str = "config") -> RunConfig:
@@ -26,13 +33,21 @@ def run_from_dict(data: Any, where: str = "config") -> RunConfig:
     require_mapping(data, where)
     data = upgrade(data, where) if is_version1(data) else data
     cls = model_config(data.get("model"))
-    own = {f.name for f in fields(RunConfig)} - {"model"}
-    model = {k: v for k, v in data.items() if k not in own and k != "model"}
-    rest = {k: v for k, v in data.items() if k in own}
-    for key in model:
-        if key not in {f.name for f in fields(cls)}:
-            raise unknown_option(cls, key, where)
-    return _build(RunConfig, rest, where, model=_build(cls, model, where))
+    options = {key: value for key, value in data.items() if key != "model"}
+    require_known(cls, options, [*option_names(cls), *option_names(RunConfig)], where)
+    own = _fields(RunConfig)
+    model = _build(cls, {k: v for k, v in options.items() if k not in own}, where)
+    return _build(RunConfig, {k: v for k, v in options.items() if k in own}, where, model=model)
+
+
+def require_known(
+    cls: type[ModelConfig], options: dict[str, Any], known: list[str], where: str
+) -> None:
+    """Refuse an option that is not among the known ones; a whole group may stand for its own."""
+    groups = {name.partition(".")[0] for name in known}
+    for name in flatten(options):
+        if name not in known and name not in groups:
+            raise unknown_option(cls, name, where, known)
 
 
 def require_mapping(data: Any, where: str) -> None:
@@ -43,50 +58,60 @@ def require_mapping(data: Any, where: str) -> None:
 def option_names(config: type[ModelConfig] | type[RunConfig]) -> list[str]:
     """Every option of a config by flat name."""
     names = []
-    for name, hint in get_type_hints(config).items():
-        if name == "model" or get_origin(hint) is not None or name not in _fields(config):
-            names += [name] if name in _fields(config) and name != "model" else []
-        elif is_dataclass(hint):
-            names += [f"{name}.{inner}" for inner in _fields(hint)]
-        else:
-            names.append(name)
+    for name, group in option_groups(config).items():
+        names += [name] if group is None else [f"{name}.{inner}" for inner in _fields(group)]
     return names
+
+
+def option_groups(config: type[ModelConfig] | type[RunConfig]) -> dict[str, type | None]:
+    """Each option of a config, and the dataclass of those that are groups; not a run's model."""
+    hints = get_type_hints(config)
+    names = [name for name in _fields(config) if name != "model"]
+    return {name: hints[name] if is_dataclass(hints[name]) else None for name in names}
 
 
 def _fields(config: Any) -> list[str]:
     return [f.name for f in fields(config)]
 
 
-def unknown_option(cls: type[ModelConfig], option: str, where: str = "") -> UserError:
-    """One line: which models use an option that this one does not; else the nearest there is."""
-    own = [*option_names(cls), *option_names(RunConfig)]
+def unknown_option(
+    cls: type[ModelConfig],
+    option: str,
+    where: str = "",
+    known: Sequence[str] | None = None,
+    spell: Callable[[str], str] = str,
+) -> UserError:
+    """One line: which models use an option that this one does not; else the nearest there is.
+    `spell` turns a name into what the user typed, such as a flag."""
+    known = [*option_names(cls), *option_names(RunConfig)] if known is None else known
     start = f"{where}: " if where else ""
+    if members := [name for name in known if name.startswith(f"{option}.")]:
+        return UserError(f"{start}{spell(option)} is a group: {', '.join(map(spell, members))}")
     users = [
         name
         for name, other in MODEL_CONFIGS.items()
         if any(o == option or o.startswith(f"{option}.") for o in option_names(other))
     ]
     if users:
-        return UserError(f"{start}{cls.name} does not use {option} ({', '.join(users)} do)")
-    near = get_close_matches(option, own, n=1)
-    groups = dict.fromkeys(name.split(".")[0] for name in own)
-    hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(groups)}"
-    return UserError(f"{start}unknown option {option!r}; {hint}")
+        use = f"{', '.join(users)} {'does' if len(users) == 1 else 'do'}"
+        return UserError(f"{start}{cls.name} does not use {spell(option)} ({use})")
+    if option in RENAMED:
+        hint = f"use {spell(RENAMED[option])}"
+    elif near := get_close_matches(option, known, n=1):
+        hint = f"did you mean {spell(near[0])}?"
+    else:
+        groups = dict.fromkeys(name.split(".")[0] for name in known)
+        hint = f"known: {', '.join(map(spell, groups))}"
+    return UserError(f"{start}unknown option {spell(option)}; {hint}")
 
 
 def _build(cls: type[C], data: dict[str, Any], where: str, **given: Any) -> C:
-    """A dataclass from a mapping: an unknown or ill-typed key is an error that names it."""
+    """A dataclass from a mapping of known options; a value of the wrong type is named."""
     hints = get_type_hints(cls)
-    known = _fields(cls)
-    for key in data:
-        if key not in known:
-            if isinstance(cls, type) and issubclass(cls, ModelConfig):
-                raise unknown_option(cls, key, where)
-            raise UserError(f"{where}: unknown option {key!r}; known: {', '.join(known)}")
-    return cls(**given, **{k: _coerce(hints[k], v, f"{where}: {k}") for k, v in data.items()})
+    return cls(**given, **{k: coerce(hints[k], v, f"{where}: {k}") for k, v in data.items()})
 
 
-def _coerce(hint: Any, value: Any, where: str) -> Any:
+def coerce(hint: Any, value: Any, where: str) -> Any:
     """`value` as the annotated type, or an error; ints pass as floats, lists as tuples."""
     origin, args = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
@@ -95,11 +120,11 @@ def _coerce(hint: Any, value: Any, where: str) -> Any:
         *others, last = [a for a in args if a is not type(None)]
         for option in others:
             try:
-                return _coerce(option, value, where)
+                return coerce(option, value, where)
             except UserError:
                 continue
-        return _coerce(last, value, where)
-    if is_dataclass(hint):
+        return coerce(last, value, where)
+    if is_dataclass(hint) and isinstance(hint, type):
         require_mapping(value, where)
         return _build(hint, value, where)  # pyright: ignore[reportArgumentType]
     if origin is Literal:
@@ -109,12 +134,17 @@ def _coerce(hint: Any, value: Any, where: str) -> Any:
     if origin is tuple:
         if not isinstance(value, list | tuple) or len(value) != len(args):
             raise UserError(f"{where} must be a list of {len(args)} values, got {value!r}")
-        return tuple(_coerce(a, v, where) for a, v in zip(args, value, strict=True))
+        return tuple(coerce(a, v, where) for a, v in zip(args, value, strict=True))
+    if origin is list:
+        if not isinstance(value, list):
+            raise UserError(f"{where} must be a list, got {value!r}")
+        return [coerce(args[0], v, where) for v in value]
     if hint is float and isinstance(value, int | str) and not isinstance(value, bool):
         try:
             return float(value)  # YAML reads 1e-3 as a string
         except ValueError:
             pass
+    assert isinstance(hint, type)
     if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
         raise UserError(f"{where} must be {hint.__name__}, got {value!r}")
     return value

@@ -24,5 +24,5 @@ def flatten(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in nested.items():
         inner = flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else None
-        flat |= {prefix + key: value} if inner is None else inner
+        flat |= {f"{prefix}{key}": value} if inner is None else inner
     return flat

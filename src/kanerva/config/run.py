@@ -88,7 +88,9 @@ class RunConfig:
     steps: int = 100_000
     """Length of the run. About 500 epochs of MNIST (App. E)."""
     seed: int = 0
+    """Of weights, episodes and noise."""
     precision: Precision = "32-true"
+    """bf16-mixed: products in bfloat16."""
     execution: Execution = "auto"
     """How a step is run; auto: the fastest that runs here."""
     log_every: int = 20

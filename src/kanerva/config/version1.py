@@ -25,7 +25,8 @@ _RUN_GROUPS = ("data", "optim")
 
 def is_version1(data: dict[str, Any]) -> bool:
     """Version 0.1 wrote every group, the likelihood's among them."""
-    return isinstance(data.get("likelihood"), dict)
+    likelihood = data.get("likelihood")
+    return isinstance(likelihood, dict) and "components" in likelihood
 
 
 def upgrade(data: dict[str, Any], where: str) -> dict[str, Any]:

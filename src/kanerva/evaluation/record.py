@@ -29,7 +29,7 @@ from kanerva.evaluation.records import (
     write_record,
 )
 from kanerva.evaluation.resized import ResizedMemory
-from kanerva.evaluation.uses import familiarity, generation, like_beside_like
+from kanerva.evaluation.uses import measure_familiarity, measure_generation, measure_places
 from kanerva.models.base import MemoryModel
 from kanerva.models.kpp import Kpp
 from kanerva.models.loading import checkpoint_folder
@@ -186,9 +186,9 @@ def measure_uses(subject: Subject, images: int) -> Entry:
     model, episodes = cast(Kpp, subject.model), subject.episodes
     count = subject.at_most(images)
     return {
-        "familiarity": familiarity(model, episodes, count),
-        "places": like_beside_like(model, episodes, count),
-        "generation": generation(model, episodes, count),
+        "familiarity": measure_familiarity(model, episodes, count),
+        "places": measure_places(model, episodes, count),
+        "generation": measure_generation(model, episodes, count),
     }
 
 

@@ -11,13 +11,15 @@ from torch import Tensor
 
 from kanerva.data.episodes import FixedEpisodes
 from kanerva.distributions import as_normal, as_uniform
-from kanerva.evaluation.bound import chunks
+from kanerva.evaluation.bound import Chunk, chunks
 from kanerva.evaluation.controls import holding, partners, strangers
 from kanerva.memory.heap import Memory
 from kanerva.models.kpp import Kpp
 from kanerva.seeding import stream
+from kanerva.shapes import Episode
 
 Scores = Float[Tensor, "_"]
+ByEpisode = list[Float[Tensor, "_ C H W"]]
 SPREADS = (0.1, 0.5)  # of perturbed keys; 0.1 is the paper's (§4.1.1)
 
 
@@ -32,7 +34,9 @@ def auroc(positive: Scores, negative: Scores) -> float:
 
 
 @torch.no_grad()
-def familiarity(model: Kpp, episodes: FixedEpisodes, images: int) -> dict[str, float] | None:
+def measure_familiarity(
+    model: Kpp, episodes: FixedEpisodes, images: int
+) -> dict[str, float] | None:
     """Written against unwritten test images: each episode and the next one that shares none."""
     others = partners(episodes, holding(episodes, images))
     if others is None:
@@ -55,7 +59,7 @@ def familiarity(model: Kpp, episodes: FixedEpisodes, images: int) -> dict[str, f
 
 
 @torch.no_grad()
-def like_beside_like(model: Kpp, episodes: FixedEpisodes, images: int) -> dict[str, float] | None:
+def measure_places(model: Kpp, episodes: FixedEpisodes, images: int) -> dict[str, float] | None:
     """Mean distance between the places of two images of a class, over that of any two, within
     one memory; labels are used here only. None for sets without labels."""
     labels = episodes.image_set.labels
@@ -76,52 +80,72 @@ def like_beside_like(model: Kpp, episodes: FixedEpisodes, images: int) -> dict[s
 
 
 @torch.no_grad()
-def generation(model: Kpp, episodes: FixedEpisodes, images: int) -> dict[str, float | int] | None:
+def measure_generation(
+    model: Kpp, episodes: FixedEpisodes, images: int
+) -> dict[str, float | int] | None:
     """Samples beside what was written: how far the nearest written image is (root mean square
-    over pixels) and how grey they are (mean of 4 p (1 - p): 0 black and white, 1 all grey).
-
-    Samples at random keys count by where the key falls: `held`, nearest to a place where a block
-    lies, or `free` (not in a memory that is full). `perturbed` are keys a little off those of
-    written images, `recalled` what a memory gives back. To compare with: `vae`, samples of an empty
-    memory; `crossfade`, two written images half and half; `unwritten`, real images of another
-    episode.
-    """
+    over pixels) and how grey they are (mean of 4 p (1 - p): 0 black and white, 1 all grey)."""
     others = partners(episodes, holding(episodes, images))
     if others is None:
         return None
     found: dict[str, list[Tensor]] = {}
     for chunk in chunks(episodes, len(others), "generation"):
-        written, length = chunk.batch.images, episodes.episode_length
-        memory = model.write(written, generator=chunk.generator)
-        noise = stream("generate", chunk.start, device=model.device)
-        keys = as_normal(memory.places)
-        random = torch.randn(*keys.shape[:1], length, 2, generator=noise, device=keys.device)
-        drawn = model.generate_at(memory, random, generator=noise)
-        on_block = nearest_is_held(memory, random)
-        pictures = {
-            "recalled": model.reconstruct(written),
-            "held": drawn[on_block],
-            "free": drawn[~on_block],
-            "vae": model.generate(model.empty(len(written)), length, generator=noise),
-            "crossfade": (written + written.roll(1, dims=1)) / 2,
-            "unwritten": strangers(episodes, chunk, others),
-        }
-        whose = {"held": on_block, "free": ~on_block}
-        for spread in SPREADS:
-            moved = keys + spread * torch.randn(keys.shape, generator=noise, device=keys.device)
-            made = model.generate_at(memory, moved, generator=noise)
-            pictures[f"perturbed_{spread:g}"] = made
-        for name, made in pictures.items():
-            memories = whose.get(name, torch.ones_like(on_block)).nonzero()[:, 0]
-            flat = made.flatten(-3).flatten(0, -2)
-            for episode, one in enumerate(written.flatten(2)):
-                mine = flat[memories == episode]
-                apart = torch.cdist(mine, one) / math.sqrt(one.shape[-1])
-                found.setdefault(f"{name}_nearest", []).append(apart.min(dim=1).values.cpu())
-            found.setdefault(f"{name}_grey", []).append((4 * flat * (1 - flat)).mean(-1).cpu())
+        pictures = draw_pictures(model, chunk, strangers(episodes, chunk, others))
+        for name, drawn in pictures.items():
+            distances = measure_distances(drawn, chunk.batch.images)
+            found.setdefault(f"{name}_nearest", []).append(distances)
+            made = torch.cat(drawn).flatten(1)
+            found.setdefault(f"{name}_grey", []).append((4 * made * (1 - made)).mean(-1).cpu())
     every = {name: torch.cat(values) for name, values in found.items()}
     means = {name: values.mean().item() for name, values in every.items() if len(values)}
     return {"n": len(others) * episodes.episode_length} | means
+
+
+def draw_pictures(model: Kpp, chunk: Chunk, unwritten: Episode) -> dict[str, ByEpisode]:
+    """What memories give, and what to compare it with, episode by episode.
+
+    Samples at random keys count by where the key falls: `held`, into a cell with a block, or `free`
+    (none in a memory that is full). `perturbed` are keys a little off those of written images,
+    `recalled` what a memory gives back. To compare with: `vae`, samples of an empty memory;
+    `crossfade`, two written images half and half; `unwritten`, real images of another episode.
+    """
+    written = chunk.batch.images
+    count, length = written.shape[:2]
+    memory = model.write(written, generator=chunk.generator)
+    noise = stream("generate", chunk.start, device=model.device)
+    keys = as_normal(memory.places)
+    random = torch.randn(count, length, 2, generator=noise, device=keys.device)
+    drawn = model.generate_at(memory, random, generator=noise)
+    on_block = nearest_is_held(memory, random)
+    pictures = {
+        "recalled": by_episode(model.reconstruct(written)),
+        "held": by_episode(drawn, on_block),
+        "free": by_episode(drawn, ~on_block),
+        "vae": by_episode(model.generate(model.empty(count), length, generator=noise)),
+        "crossfade": by_episode((written + written.roll(1, dims=1)) / 2),
+        "unwritten": by_episode(unwritten),
+    }
+    for spread in SPREADS:
+        moved = keys + spread * torch.randn(keys.shape, generator=noise, device=keys.device)
+        made = model.generate_at(memory, moved, generator=noise)
+        pictures[f"perturbed_{spread:g}"] = by_episode(made)
+    return pictures
+
+
+def by_episode(pictures: Episode, chosen: Bool[Tensor, "B T"] | None = None) -> ByEpisode:
+    """Pictures of each episode, of some only where that is said."""
+    if chosen is None:
+        return list(pictures)
+    return [some[mask] for some, mask in zip(pictures, chosen, strict=True)]
+
+
+def measure_distances(drawn: ByEpisode, written: Episode) -> Float[Tensor, " n"]:
+    """From each picture to the nearest image written in its episode."""
+    found = []
+    for mine, held in zip(drawn, written.flatten(2), strict=True):
+        apart = torch.cdist(mine.flatten(1), held) / math.sqrt(held.shape[-1])
+        found.append(apart.min(dim=1).values.cpu())
+    return torch.cat(found)
 
 
 def nearest_is_held(memory: Memory, keys: Float[Tensor, "B T 2"]) -> Bool[Tensor, "B T"]:

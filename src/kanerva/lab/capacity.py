@@ -12,7 +12,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from kanerva.evaluation.record import read_record
+from kanerva.evaluation.records import read_record
 from kanerva.lab.paper_figures import BITS_PER_DIM, KANERVA_PP
 
 matplotlib.use("Agg")

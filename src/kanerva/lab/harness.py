@@ -24,7 +24,7 @@ from kanerva.config import KppConfig, ModelConfig, RunConfig
 from kanerva.data import ImageSet
 from kanerva.data.splits import load_split
 from kanerva.errors import UserError
-from kanerva.evaluation.record import write_record
+from kanerva.evaluation.records import write_record
 from kanerva.models.base import MemoryModel
 from kanerva.models.loading import load
 from kanerva.presets import preset

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from kanerva.errors import UserError
-from kanerva.evaluation.record import read_record
+from kanerva.evaluation.records import read_record
 from kanerva.evaluation.report import compare, over_seeds, table
 from kanerva.lab.benchmark.report import table as speed
 from kanerva.lab.benchmark.timing import read_measurement

@@ -23,7 +23,8 @@ from kanerva.config import RunConfig, to_dict
 from kanerva.data.splits import fixed_episodes, load_split
 from kanerva.errors import UserError
 from kanerva.evaluation.bound import bound
-from kanerva.evaluation.record import evaluate, write_record
+from kanerva.evaluation.record import evaluate
+from kanerva.evaluation.records import write_record
 from kanerva.files import write_tensors
 from kanerva.lab.card import card
 from kanerva.models.base import MemoryModel

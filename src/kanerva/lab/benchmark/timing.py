@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from kanerva.errors import UserError
-from kanerva.evaluation.record import write_record
+from kanerva.evaluation.records import write_record
 from kanerva.provenance import command, commit, device_name, versions
 from kanerva.training.step import Form
 

@@ -19,7 +19,9 @@ from matplotlib.figure import Figure
 from kanerva.data.splits import fixed_episodes, load_split
 from kanerva.evaluation.bound import Score, bound
 from kanerva.evaluation.controls import holding
-from kanerva.evaluation.record import count_reads, memory_size, read_records
+from kanerva.evaluation.costs import memory_size
+from kanerva.evaluation.record import count_reads
+from kanerva.evaluation.records import read_records
 from kanerva.lab.harness import Lab, full_steps
 from kanerva.pictures import MODEL_COLOURS
 from kanerva.presets import preset

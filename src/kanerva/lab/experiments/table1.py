@@ -17,7 +17,8 @@ from kanerva.data.splits import fixed_episodes, load_split
 from kanerva.errors import UserError
 from kanerva.evaluation.bound import bound
 from kanerva.evaluation.controls import holding
-from kanerva.evaluation.record import memory_size, read_records
+from kanerva.evaluation.costs import memory_size
+from kanerva.evaluation.records import is_resized, read_records
 from kanerva.lab.experiments.sweep import IMAGES, RESULTS, pm, spread
 from kanerva.lab.harness import Experiment, Figures, Finding, Lab
 from kanerva.lab.paper_figures import BITS_PER_DIM, KANERVA_PP, NOT_A_BOUND, TABLE1
@@ -68,7 +69,7 @@ def find_cell(found: list[dict[str, Any]], name: str, row: str) -> dict[str, Any
     for variant in variants:
         alike = [r for r in mine if r["variant"] == variant]
         if variant in (None, "store"):  # weights in a larger memory have a row of their own
-            alike = [r for r in alike if not r.get("elsewhere")]
+            alike = [r for r in alike if not is_resized(r)]
         whole = [r for r in alike if not r["partial"]] or alike
         if whole:
             return average(of_one_config(whole), name)

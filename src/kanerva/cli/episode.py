@@ -1,0 +1,89 @@
+"""What the verbs that draw pictures share: options, the images of one episode, saving a picture."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kanerva.cli.options import (
+    SHIPPED_RUN,
+    Parser,
+    choose_device,
+    find_run,
+    get_data_root,
+    output_folder,
+)
+from kanerva.errors import UserError
+
+if TYPE_CHECKING:
+    from PIL import Image
+    from torch import Tensor
+
+    from kanerva.data import FixedEpisodes
+    from kanerva.models.base import MemoryModel
+
+
+def make_picture_parser(verb: str, description: str) -> Parser:
+    parser = Parser(description)
+    parser.add_option(
+        "run",
+        type=str,
+        help="run folder, checkpoint folder or Hub id; or a shipped model's name, then RUN is "
+        + SHIPPED_RUN,
+    )
+    parser.add_option(
+        "images", type=str, nargs="*", default=[], help="files or folders to write to memory"
+    )
+    parser.add_argument("--resize", action="store_true", help="crop and resize images to fit")
+    parser.add_option("--out", type=str | None, help=f"PNG to write (RUN/{verb}.png)")
+    parser.add_option("--seed", type=int, default=0, help="of noise and samples")
+    parser.add_device_options()
+    return parser
+
+
+def load_model_and_images(options: dict[str, Any]) -> "tuple[MemoryModel, Tensor]":
+    """The model, and the images to write: the files named, else the first test episode of the
+    run's own data."""
+    from kanerva import data
+    from kanerva.models.loading import load
+    from kanerva.seeding import stream
+
+    model = load(options["run"], device=choose_device(options)).requires_grad_(False)
+    if not options["images"]:
+        run = find_run(options["run"])
+        if not (run / "config.yaml").is_file():
+            raise UserError(f"{run} is no run folder with data of its own: name image files")
+        episodes = load_test_episodes(run, model, get_data_root(options))
+        return model, episodes.batch(0, 1).images[0]
+    paths = [Path(path) for path in options["images"]]
+    pixels = data.load_images(paths, model.config.image, resize=options["resize"])
+    binary = model.config.likelihood == "bernoulli"
+    noise = stream(options["seed"], "binarize")
+    drawn = data.binarize(pixels, "sample" if binary else "none", noise)
+    return model, data.to_float(drawn, binary).to(model.device)
+
+
+def load_test_episodes(run: Path, model: "MemoryModel", root: Path | None) -> "FixedEpisodes":
+    """The test episodes of a run's own data."""
+    from kanerva.data.splits import fixed_episodes, load_split
+    from kanerva.runs import read_run_config
+
+    config = read_run_config(run)
+    return fixed_episodes(config, load_split(config, "test", root), model.device)
+
+
+def save_picture(picture: "Image.Image", options: dict[str, Any], name: str) -> None:
+    """Save where `--out` says, else into the run folder (here, for a Hub id); print the path."""
+    from PIL import Image
+
+    from kanerva.models.loading import shipped_folder
+
+    folder = output_folder(options["run"])
+    here = not folder.is_dir() and shipped_folder(options["run"]) is None
+    path = Path(options["out"] or (Path(".") if here else folder) / name)
+    try:
+        if path.suffix.lower() not in Image.registered_extensions():
+            raise ValueError("unknown kind of picture; name it .png")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        picture.save(path)
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot write picture {path}: {error}") from error
+    print(path)

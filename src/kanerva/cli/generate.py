@@ -1,0 +1,50 @@
+"""`kanerva generate`: samples from one episode's memory."""
+
+from typing import Any, cast
+
+from kanerva.cli.episode import load_model_and_images, make_picture_parser, save_picture
+from kanerva.cli.options import Parser, require_at_least
+
+
+def make_parser(words: list[str]) -> Parser:
+    parser = make_picture_parser("generate", "Random-key and key-perturbed samples from a memory.")
+    parser.add_option("--num", type=int, default=32, help="samples of each kind")
+    parser.add_option("--spread", type=float, default=0.1, help="of perturbed keys (§4.1.1)")
+    parser.add_argument(
+        "--sample-pixels", action="store_true", help="draw pixels instead of showing their mean"
+    )
+    return parser
+
+
+def run(options: dict[str, Any], words: list[str]) -> int:
+    """Random-key and key-perturbed samples from one episode's memory."""
+    require_at_least(options, 1, "num")
+    require_at_least(options, 0, "spread")
+    import torch
+
+    from kanerva.distributions import as_normal
+    from kanerva.models.latent import LatentModel
+    from kanerva.pictures import sheet
+    from kanerva.seeding import stream
+
+    model, images = load_model_and_images(options)
+    noise = stream(options["seed"], "generate", device=model.device)
+    num, spread = options["num"], options["spread"]
+    how: dict[str, Any] = {"sample_pixels": options["sample_pixels"], "generator": noise}
+    memory = model.write(images, generator=noise) if model.remembers else None
+    samples = model.generate(memory, num, **how)
+    parts = [("written", images), ("random keys", samples)]
+    if not model.has_keys:
+        parts = [("images", images), ("samples", samples)]
+    elif model.has_blocks and memory is not None:
+        keys, generate_at = as_normal(memory.places), cast(LatentModel, model).generate_at
+        for distance in (spread, 5 * spread):
+            moved = keys + distance * torch.randn(keys.shape, generator=noise, device=keys.device)
+            made = generate_at(memory, moved, **how)
+            parts.append((f"the written keys, each moved by {distance:g} * noise", made))
+    else:
+        key = torch.randn(model.key_shape, generator=noise, device=model.device)
+        made = model.generate(memory, num, near=(key, spread), **how)
+        parts.append((f"keys around one, standard deviation {spread:g}", made))
+    save_picture(sheet(parts, columns=16), options, "generate.png")
+    return 0

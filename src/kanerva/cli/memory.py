@@ -1,0 +1,41 @@
+"""`kanerva memory`: draw a memory, and each image written where its block lies."""
+
+from typing import Any, cast
+
+from kanerva.cli.episode import load_model_and_images, make_picture_parser, save_picture
+from kanerva.cli.options import Parser
+from kanerva.errors import UserError
+
+
+def make_parser(words: list[str]) -> Parser:
+    description = "Draw a memory: its map, and what was written where it lies."
+    parser = make_picture_parser("memory", description)
+    parser.add_option("--free", type=list[int], default=[], help="free these handles first")
+    return parser
+
+
+def run(options: dict[str, Any], words: list[str]) -> int:
+    """Draw the map of a memory beside its images."""
+    from kanerva.models.kpp import Kpp
+    from kanerva.pictures import map_with_thumbnails
+    from kanerva.seeding import stream
+
+    model, images = load_model_and_images(options)
+    if not model.has_blocks:
+        raise UserError(f"{options['run']}: {model.config.name} has no blocks to draw")
+    noise = stream(options["seed"], "write", device=model.device)
+    held = model.write(images, generator=noise).free(*options["free"])
+    grid = cast(Kpp, model).placement.grid
+    colours = "its channels" if len(held.map) == 3 else "its three principal components"
+    picture = map_with_thumbnails(
+        held.to_image(),
+        held.places,
+        images[held.handles],
+        held.handles,
+        cells=(grid.rows, grid.columns),
+        title=f"the map, {'x'.join(map(str, held.map.shape))}: colours are {colours}",
+    )
+    save_picture(picture, options, "memory.png")
+    handles = ", ".join(map(str, held.handles))
+    print(f"{len(held)} of {held.capacity} blocks held; handles {handles}")
+    return 0
