@@ -28,7 +28,7 @@ from kanerva.lab.experiments.picture_measures import (
 )
 from kanerva.lab.experiments.scene import MODELS, Scene, train_for_scene, write_scene
 from kanerva.lab.harness import Finding, save_pictures
-from kanerva.models import Kpp
+from kanerva.models.kpp import Kpp
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from kanerva.lab.experiments import Lab, baselines, denoise, experiment, iterative, recall
 from kanerva.lab.harness import Finding
-from kanerva.models import Kpp
+from kanerva.models.kpp import Kpp
 
 STEPS = 3
 
