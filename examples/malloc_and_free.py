@@ -22,7 +22,7 @@ from kanerva.runs import read_run_config
 
 def main(run: str = "runs/demo", picture: str = "malloc_and_free.png") -> float:
     model = kanerva.load(run)
-    if not isinstance(model, Kpp) or model.placer.grid is None:
+    if not isinstance(model, Kpp):
         raise SystemExit(f"{run} has no cells to free: train the default model")
     config = read_run_config(shipped_folder(run) or Path(run))
     episodes = fixed_episodes(config, load_split(config, "test", None), model.device)
@@ -40,7 +40,7 @@ def main(run: str = "runs/demo", picture: str = "malloc_and_free.png") -> float:
     print(f"handles {again.handles}")
     print(f"largest change of a survivor's pixels: {change:g}")
 
-    cells = (model.placer.grid.rows, model.placer.grid.columns)
+    cells = (model.placement.grid.rows, model.placement.grid.columns)
     frames = [
         map_with_thumbnails(
             memory.to_image(),

@@ -16,7 +16,13 @@ from PIL import Image, ImageDraw
 
 import kanerva
 from kanerva import data
-from kanerva.config import DecoderConfig, EncoderConfig
+from kanerva.config import (
+    KppConfig,
+    KppDecoderConfig,
+    KppEncoderConfig,
+    KppMemoryConfig,
+    KppReadoutConfig,
+)
 from kanerva.pictures import sheet
 from kanerva.presets import preset
 from kanerva.training.loop import train
@@ -41,15 +47,19 @@ def draw_folder(folder: Path, count: int = 400) -> Path:
 def main(folder: Path | None = None, steps: int = 300, work: Path | None = None) -> Path:
     work = work or Path(tempfile.mkdtemp(prefix="kanerva-"))
     folder = folder or draw_folder(work / "drawings")
-    start = preset("images")
+    start = preset("images", image=(3, 24, 24))  # cropped about the centre and resized to this
+    model = KppConfig(
+        image=start.model.image,
+        likelihood=start.model.likelihood,
+        encoder=KppEncoderConfig(width=16),
+        memory=KppMemoryConfig(capacity=9, noise=0.0023, outline=True),  # up to nine images
+        readout=KppReadoutConfig(size=16, prior_width=16),
+        decoder=KppDecoderConfig(base=32),
+    )
     config = replace(
         start,
+        model=model,
         data=replace(start.data, folder=str(folder)),
-        image=(3, 24, 24),  # images are cropped about the centre and resized to this
-        encoder=EncoderConfig(width=16),
-        memory=replace(start.memory, capacity=9),  # blocks of 21x21 for up to nine images
-        readout=replace(start.readout, size=16, prior_width=16),
-        decoder=DecoderConfig(base=32),
         episode_length=8,
         batch=4,
         steps=steps,

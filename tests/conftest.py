@@ -3,14 +3,16 @@
 import gzip
 import struct
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 import torch
 from torch import Tensor
 
 from kanerva.config import (
+    MODEL_CONFIGS,
     DataConfig,
     DecoderConfig,
     KeyConfig,
@@ -54,6 +56,27 @@ def tiny_colour(tiny: KppPaperConfig) -> KppPaperConfig:
         memory=replace(tiny.memory, reads=3, channels=2),
         likelihood="logistic_mixture",
     )
+
+
+@pytest.fixture
+def as_model() -> Callable[..., ModelConfig]:
+    """`as_model(config, name, **groups)`: the config of another model with the same sizes, as far
+    as it has them; groups as they are given."""
+
+    def build(config: KppPaperConfig, name: str, **groups: object) -> ModelConfig:
+        cls, parts = MODEL_CONFIGS[name], dict(groups)
+        hints = get_type_hints(cls)
+        for f in fields(cls):
+            if f.name in parts or not hasattr(config, f.name):
+                continue
+            value = getattr(config, f.name)
+            if is_dataclass(value):
+                kind = hints[f.name]
+                value = kind(**{g.name: getattr(value, g.name) for g in fields(kind)})
+            parts[f.name] = value
+        return cls(**parts)
+
+    return build
 
 
 @pytest.fixture

@@ -160,12 +160,12 @@ def test_fewer_bits_or_another_memory_never_replace_a_runs_own_record(
     assert main([*part, *file]) == 0
     own = (trained / "evaluation-partial.json").read_text()
     assert main([*part, "--memory-dtype", "int4"]) == 0
-    assert main([*part, "--episode-length", "12", "--size", "32", "--capacity", "256"]) == 0
+    assert main([*part, "--episode-length", "12", "--size", "48", "--capacity", "256"]) == 0
     assert (trained / "evaluation-partial.json").read_text() == own
     rounded = json.loads((trained / "evaluation-int4-partial.json").read_text())
-    moved = json.loads((trained / "evaluation-T12-side32-partial.json").read_text())
+    moved = json.loads((trained / "evaluation-T12-side48-partial.json").read_text())
     assert rounded["memory"]["bits_per_image"] == (3 * 18 * 18 * 4 + 32) / 8
-    assert moved["memory"]["floats_per_image"] == 3 * 32 * 32 / 12
+    assert moved["memory"]["floats_per_image"] == 3 * 48 * 48 / 12
     assert moved["bound"]["kl_y"] == pytest.approx(math.log(256))
     assert rounded["bound"]["nll_nats"] != json.loads(own)["bound"]["nll_nats"]
     capsys.readouterr()

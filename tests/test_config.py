@@ -1,23 +1,36 @@
-"""Configs: every default once, and a typo is an error that names itself."""
+"""Configs: every default once, and a mistake is an error that names itself."""
 
 import json
-from dataclasses import FrozenInstanceError, fields, replace
-from pathlib import Path
+from dataclasses import FrozenInstanceError, fields, is_dataclass, replace
 
 import pytest
 
 from kanerva.config import (
+    MODEL_CONFIGS,
+    AddressedMatrixConfig,
     DataConfig,
     DecoderConfig,
-    EncoderConfig,
+    GridConfig,
     KeyConfig,
-    LikelihoodConfig,
-    MemoryConfig,
+    KppConfig,
+    KppDecoderConfig,
+    KppMemoryConfig,
+    KppPaperConfig,
+    KppReadoutConfig,
+    MatrixConfig,
     ModelConfig,
     OptimConfig,
-    ReadoutConfig,
+    PaperMemoryConfig,
+    PaperReadoutConfig,
     RunConfig,
-    from_dict,
+    ShiftedResNetConfig,
+    SlotsConfig,
+    VaeConfig,
+    VectorReadoutConfig,
+    flatten,
+    model_from_dict,
+    option_names,
+    run_from_dict,
     to_dict,
 )
 from kanerva.errors import UserError
@@ -25,50 +38,71 @@ from kanerva.presets import preset
 
 
 def test_a_config_survives_a_trip_through_json():
-    config = RunConfig(
+    model = KppPaperConfig(
         image=(3, 10, 7),
-        encoder=EncoderConfig(blocks=(1, 2, 1, 3), shift=0.25),
-        memory=MemoryConfig(reads=3),
-        likelihood=LikelihoodConfig(kind="logistic_mixture"),
-        data=DataConfig(set="images", binarization="none", folder="pictures"),
-        optim=OptimConfig(betas=(0.5, 0.9)),
-        steps=7,
+        likelihood="logistic_mixture",
+        encoder=ShiftedResNetConfig(shift=0.25),
+        memory=PaperMemoryConfig(reads=3),
     )
-    assert from_dict(RunConfig, json.loads(json.dumps(to_dict(config)))) == config
+    data = DataConfig(set="images", binarization="none", folder="pictures")
+    config = RunConfig(model=model, data=data, optim=OptimConfig(ema=0.5), steps=7)
+    assert run_from_dict(json.loads(json.dumps(to_dict(config)))) == config
 
 
-def test_a_model_config_survives_too(tiny: ModelConfig):
-    assert from_dict(ModelConfig, to_dict(tiny)) == tiny
+@pytest.mark.parametrize("name", MODEL_CONFIGS)
+def test_every_models_config_survives_too(name: str):
+    model = preset("cifar10", name).model
+    assert model_from_dict(json.loads(json.dumps(to_dict(model)))) == model
 
 
-def test_to_dict_holds_plain_types_only(tiny: ModelConfig):
+def test_to_dict_holds_plain_types_only(tiny: KppPaperConfig):
     assert to_dict(tiny)["image"] == [1, 8, 8]  # YAML has no tuples
-    assert to_dict(tiny)["encoder"]["blocks"] == [1, 1, 1, 1]
+    assert to_dict(tiny)["model"] == "kpp-paper" == to_dict(RunConfig(model=tiny))["model"]
 
 
-def test_an_empty_mapping_gives_the_defaults():
-    assert from_dict(RunConfig, {}) == RunConfig()
-    assert from_dict(RunConfig, {"memory": {}}) == RunConfig()
+def test_a_name_alone_gives_the_defaults():
+    assert run_from_dict({"model": "kpp"}) == RunConfig()
+    assert run_from_dict({"model": "kpp", "memory": {}}) == RunConfig()
+    assert model_from_dict({"model": "vae"}) == VaeConfig()
+
+
+@pytest.mark.parametrize("name", MODEL_CONFIGS)
+def test_every_option_has_a_name_and_every_group_its_own(name: str):
+    config = MODEL_CONFIGS[name]()
+    assert option_names(type(config)) == [k for k in flatten(to_dict(config)) if k != "model"]
+    for field in fields(config):
+        group = getattr(config, field.name)
+        assert not is_dataclass(group) or group.group == field.name  # pyright: ignore
 
 
 @pytest.mark.parametrize(
     "data, names",
     [
-        ({"memorry": {}}, ["memorry", "memory"]),  # the typo, and what is known
-        ({"memory": {"sise": 8}}, ["sise", "memory", "size"]),
-        ({"encoder": {"blocks": [2, 2, 2], "width": 8}}, ["blocks", "[2, 2, 2]"]),
-        ({"encoder": {"blocks": [2, 2, 2, 2.5]}}, ["blocks", "2.5"]),
-        ({"encoder": {"width": "64"}}, ["width", "'64'"]),
+        ({"memorry": {"size": 3}}, ["memorry.size", "memory.size"]),  # the typo, and the nearest
+        ({"memory": {"sise": 8}}, ["memory.sise", "memory.size"]),
+        ({"zzz": 1}, ["unknown option zzz", "known: ", "memory", "optim"]),
+        ({1: 2}, ["unknown option 1"]),
+        ({"memory": {"size": {"side": 8}}}, ["memory.size.side"]),
+        ({"encoder": {"shift": 0.1}}, ["kpp does not use encoder.shift", "kpp-paper, dkm-tsm do"]),
+        ({"rows": {"address": 3}}, ["kpp does not use rows.address (km does)"]),
+        ({"rows": 3}, ["kpp does not use rows (km, dkm, dkm-tsm, dnc do)"]),
+        ({"epochs": 3}, ["unknown option epochs; use steps"]),
+        ({"step": "eager"}, ["unknown option step; use execution"]),
+        ({"encoder": {"width": "64"}}, ["encoder", "width", "'64'"]),
         ({"encoder": {"width": 64.0}}, ["width", "64.0"]),
         ({"encoder": {"width": True}}, ["width", "True"]),
-        ({"encoder": {"shift": "a"}}, ["shift", "'a'"]),
-        ({"encoder": {"shift": False}}, ["shift", "False"]),
+        ({"memory": {"noise": "a"}}, ["noise", "'a'"]),
+        ({"memory": {"noise": False}}, ["noise", "False"]),
+        ({"memory": {"outline": 1}}, ["outline", "1"]),
         ({"encoder": None}, ["encoder", "None"]),
         ({"image": 28}, ["image", "28"]),
         ({"image": [1, 28]}, ["image", "[1, 28]"]),
+        ({"image": [1, 28, 2.5]}, ["image", "2.5"]),
         ({"model": "gpt"}, ["model", "'gpt'", "kpp-paper"]),
         ({"model": ["kpp-paper"]}, ["model", "kpp-paper"]),
-        ({"likelihood": {"kind": "gauss"}}, ["kind", "'gauss'", "bernoulli", "logistic_mixture"]),
+        ({"model": None}, ["model", "None"]),
+        ({"likelihood": "gauss"}, ["likelihood", "'gauss'", "bernoulli", "logistic_mixture"]),
+        ({"likelihood": {"kind": "bernoulli"}}, ["likelihood.kind; use likelihood"]),
         ({"data": {"set": "mnsit"}}, ["set", "mnsit", "omniglot"]),
         ({"data": {"folder": 3}}, ["folder", "3"]),
         ({"steps": "many"}, ["steps", "many"]),
@@ -78,45 +112,60 @@ def test_an_empty_mapping_gives_the_defaults():
 )
 def test_unknown_and_ill_typed_values_are_errors_that_name_them(data: object, names: list[str]):
     with pytest.raises(UserError) as error:
-        from_dict(RunConfig, data)
+        run_from_dict({"model": "kpp"} | data if isinstance(data, dict) else data)
     assert all(name in str(error.value) for name in names), str(error.value)
     assert "\n" not in str(error.value)
 
 
 def test_an_error_says_where_the_config_came_from():
-    with pytest.raises(UserError, match="runs/a/config.json: memory: unknown key 'sise'"):
-        from_dict(ModelConfig, {"memory": {"sise": 8}}, where="runs/a/config.json")
+    with pytest.raises(UserError, match="^runs/a/config.json: unknown option memory.sise; did"):
+        model_from_dict({"model": "kpp", "memory": {"sise": 8}}, where="runs/a/config.json")
+
+
+def test_a_checkpoint_holds_no_options_of_a_run():
+    with pytest.raises(UserError, match="unknown option steps"):
+        model_from_dict({"model": "kpp", "steps": 3})
 
 
 def test_a_whole_number_passes_for_a_float_and_null_for_an_optional():
-    config = from_dict(RunConfig, {"optim": {"lr": 1}, "steps": None, "data": {"folder": None}})
+    config = run_from_dict({"model": "kpp", "optim": {"lr": 1}, "data": {"folder": None}})
     assert config.optim.lr == 1.0 and isinstance(config.optim.lr, float)
-    assert config.steps is None and config.data.folder is None
+    assert config.data.folder is None
+    assert run_from_dict({"model": "kpp", "optim": {"lr": "1e-3"}}).optim.lr == 1e-3  # YAML's
 
 
 @pytest.mark.parametrize(
     "cls, options, value",
     [
-        (EncoderConfig, {"width": 0}, "0"),
-        (EncoderConfig, {"shift": 0.6}, "0.6"),
-        (EncoderConfig, {"shift": -0.1}, "-0.1"),
-        (EncoderConfig, {"blocks": (2, 0, 2, 2)}, "(2, 0, 2, 2)"),
-        (MemoryConfig, {"reads": -1}, "-1"),
-        (MemoryConfig, {"block": 65}, "65"),
-        (KeyConfig, {"layers": 0}, "0"),
-        (ReadoutConfig, {"size": 0}, "0"),
+        (ShiftedResNetConfig, {"width": 0}, "0"),
+        (ShiftedResNetConfig, {"shift": 0.6}, "0.6"),
+        (ShiftedResNetConfig, {"shift": -0.1}, "-0.1"),
+        (PaperMemoryConfig, {"reads": -1}, "-1"),
+        (PaperMemoryConfig, {"block": 65}, "65"),
+        (GridConfig, {"capacity": 37}, "use 36"),
+        (GridConfig, {"capacity": 36, "size": 4}, "6 x 6"),
+        (KppMemoryConfig, {"unwritten": 1.0}, "1.0"),
+        (KppMemoryConfig, {"locality": 1.0}, "transport"),
+        (KeyConfig, {"hidden": 0}, "0"),
+        (VectorReadoutConfig, {"size": 0}, "0"),
+        (PaperReadoutConfig, {"prior_width": 0}, "0"),
+        (KppReadoutConfig, {"size": 0, "channels": 0}, "both are 0"),
+        (KppDecoderConfig, {"neighbours": -1}, "-1"),
         (DecoderConfig, {"layers": 0}, "0"),
-        (LikelihoodConfig, {"components": 0}, "0"),
-        (ModelConfig, {"image": (1, 0, 28)}, "(1, 0, 28)"),
-        (
-            ModelConfig,
-            {"image": (2, 8, 8), "likelihood": LikelihoodConfig(kind="logistic_mixture")},
-            "2",
-        ),
+        (MatrixConfig, {"noise": 0.0}, "0.0"),
+        (AddressedMatrixConfig, {"address": 0}, "0"),
+        (SlotsConfig, {"heads": 0}, "0"),
+        (VaeConfig, {"image": (1, 0, 28)}, "(1, 0, 28)"),
+        (VaeConfig, {"image": (2, 8, 8), "likelihood": "logistic_mixture"}, "2"),
+        (KppConfig, {"keys": KeyConfig(hidden=9)}, "memory.placement=transport"),
+        (KppConfig, {"decoder": KppDecoderConfig(near_width=9)}, "9"),
         (OptimConfig, {"lr": 0.0}, "0.0"),
         (OptimConfig, {"ema": 1.0}, "1.0"),
         (OptimConfig, {"weight_decay": -1.0}, "-1.0"),
+        (OptimConfig, {"lr": float("nan")}, "nan"),
+        (DataConfig, {"crop": 0}, "0"),
         (RunConfig, {"episode_length": 0}, "0"),
+        (RunConfig, {"episode_length": 64}, "memory.capacity=36"),
         (RunConfig, {"steps": 0}, "0"),
         (RunConfig, {"validate_episodes": 0}, "0"),
     ],
@@ -128,20 +177,14 @@ def test_values_out_of_range_are_errors_that_give_the_value(cls: type, options: 
 
 
 def test_the_edges_of_a_range_are_inside_it():
-    assert EncoderConfig(shift=0.0).shift == 0 and EncoderConfig(shift=0.5).shift == 0.5
-    assert MemoryConfig(size=16, block=16).block == 16
+    assert ShiftedResNetConfig(shift=0.0).shift == 0 and ShiftedResNetConfig(shift=0.5).shift == 0.5
+    assert PaperMemoryConfig(size=16, block=16).block == 16
     assert OptimConfig(ema=0.0, weight_decay=0.0, warmup_epochs=0.0).ema == 0
-
-
-# Fails: `_positive` asks `value <= 0`, which is False for nan (config.py:18).
-def test_a_learning_rate_that_is_no_number_is_an_error():
-    with pytest.raises(UserError, match="nan"):
-        OptimConfig(lr=float("nan"))
 
 
 def test_a_config_cannot_change_after_its_checks():
     with pytest.raises(FrozenInstanceError):
-        MemoryConfig().size = 1  # pyright: ignore
+        PaperMemoryConfig().size = 1  # pyright: ignore
 
 
 def test_config_hash_ignores_what_does_not_change_the_training():
@@ -149,20 +192,24 @@ def test_config_hash_ignores_what_does_not_change_the_training():
     same = [
         replace(run, seed=1),
         replace(run, preset="other"),
+        replace(run, variant="store"),
         replace(run, log_every=1),
+        replace(run, execution="eager"),
         replace(run, data=replace(run.data, folder="elsewhere")),
     ]
     assert {other.config_hash() for other in same} == {run.config_hash()}
 
 
-def test_config_hash_notices_everything_else():
-    run = RunConfig()
+def test_config_hash_notices_everything_else(tiny: KppPaperConfig):
+    run = RunConfig(model=tiny)
     others = [
         replace(run, episode_length=16),
         replace(run, batch=4),
         replace(run, steps=10),
         replace(run, precision="bf16-mixed"),
-        replace(run, memory=replace(run.memory, reads=3)),
+        replace(run, model=replace(tiny, memory=replace(tiny.memory, reads=3))),
+        replace(run, model=VaeConfig()),
+        replace(run, model=KppConfig()),
         replace(run, optim=replace(run.optim, lr=1e-3)),
         replace(run, data=replace(run.data, binarization="threshold")),
     ]
@@ -170,35 +217,52 @@ def test_config_hash_notices_everything_else():
     assert len(hashes) == len(others) + 1
 
 
-def test_a_checkpoint_carries_the_model_part_of_a_run(tiny: ModelConfig):
-    parts = {f.name: getattr(tiny, f.name) for f in fields(ModelConfig)}
-    run = RunConfig(**parts, episode_length=5, seed=3)
-    assert run.model_config() == tiny
-    assert type(run.model_config()) is ModelConfig
+def test_a_run_carries_its_model_whole(tiny: ModelConfig):
+    run = RunConfig(model=tiny, episode_length=5, seed=3)
+    assert run_from_dict(to_dict(run)).model == tiny == model_from_dict(to_dict(tiny))
 
 
 def test_an_outline_is_of_8_bit_pixels_and_kpps_own():
-    outline = MemoryConfig(reads=1, outline=True)
-    mixture = LikelihoodConfig(kind="logistic_mixture")
-    ModelConfig(model="kpp", memory=outline, likelihood=mixture)
+    outline = KppMemoryConfig(outline=True)
+    KppConfig(memory=outline, likelihood="logistic_mixture")
     with pytest.raises(UserError, match="8-bit"):
-        ModelConfig(model="kpp", memory=outline)
-    with pytest.raises(UserError, match="memory.outline=True is for kpp"):
-        ModelConfig(memory=outline, likelihood=mixture)
+        KppConfig(memory=outline)
+    with pytest.raises(UserError, match=r"kpp-paper does not use memory.outline \(kpp does\)"):
+        model_from_dict({"model": "kpp-paper", "memory": {"outline": True}})
 
 
-def test_a_hash_without_an_outline_is_as_it_was_before_there_was_one():
-    plain = preset("cifar10")
-    outlined = replace(plain, memory=replace(plain.memory, outline=not plain.memory.outline))
-    assert plain.config_hash() != outlined.config_hash()
-    without = plain if not plain.memory.outline else outlined
-    record = Path(__file__).parents[1] / "results/cifar10/kpp-try-near-s0.json"
-    flags = {"neighbours": 3, "sketch": 1.0, "near_width": 192}
-    tried = replace(
-        without,
-        memory=replace(without.memory, capacity=36, noise=0.05),
-        readout=replace(without.readout, size=32),
-        decoder=replace(without.decoder, **flags),
-        **{"batch": 8, "steps": 3000, "validate_every": 1000, "precision": "bf16-mixed"},
-    )
-    assert tried.config_hash() == json.loads(record.read_text())["config_hash"]
+# What version 0.1 wrote
+
+
+def version1(**changes: object) -> dict:
+    """A checkpoint's config as version 0.1 wrote it: every group, whatever the model used."""
+    memory = {
+        "channels": 3, "size": 64, "reads": 2, "block": 16, "base": 256, "capacity": 36,
+        "placement": "cells", "read": "hard", "unwritten": 0.125, "noise": 0.05, "locality": 0.0,
+    }  # fmt: skip
+    return {
+        "model": "kpp-paper",
+        "image": [1, 28, 28],
+        "encoder": {"width": 64, "blocks": [2, 2, 2, 2], "shift": 0.125, "depth": 2},
+        "memory": memory,
+        "keys": {"hidden": 512, "layers": 3},
+        "readout": {
+            "size": 64, "hidden": 512, "layers": 3, "prior_width": 64, "channels": 16,
+            "posterior": "residual",
+        },
+        "decoder": {"base": 256, "layers": 3, "neighbours": 0, "near_width": 128},
+        "likelihood": {"kind": "bernoulli", "components": 10},
+        "rows": {"count": 32, "width": 100},
+    } | changes  # fmt: skip
+
+
+def test_a_config_of_version_0_1_is_brought_up_to_date():
+    assert model_from_dict(version1()) == KppPaperConfig()
+    run = version1(step="eager", epochs=500, steps=9, strategy="ddp", optim={"betas": [0.9, 0.999]})
+    assert run_from_dict(run) == RunConfig(model=KppPaperConfig(), steps=9, execution="eager")
+
+
+def test_a_retired_value_of_version_0_1_is_refused():
+    retired = version1(encoder={"width": 64, "blocks": [1, 1, 1, 1], "shift": 0.1})
+    with pytest.raises(UserError, match="encoder.blocks=.* was retired after kanerva 0.1"):
+        model_from_dict(retired)

@@ -1,6 +1,6 @@
 """The Dynamic Kanerva Machine's own: addresses that are solved for, and what is decoded.
 
-What it shares with `km` (writing, scores, controls, files) is in test_kanerva_machine.py.
+What it shares with `km` (writing, scores, controls, files) is in test_km.py.
 """
 
 from collections.abc import Callable
@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 from torch.distributions import Bernoulli, Normal, kl_divergence
 
-from kanerva.config import DecoderConfig, EncoderConfig, ModelConfig, RowsConfig
+from kanerva.config import DecoderConfig, DkmConfig, KppPaperConfig, MatrixConfig, ResNetConfig
 from kanerva.errors import UserError
-from kanerva.memory import Memory
-from kanerva.models.base import ElboTerms
+from kanerva.memory.heap import Memory
 from kanerva.models.rivals.dkm import DynamicKanervaMachine
 from kanerva.models.rivals.matrix_normal import updated
+from kanerva.models.terms import ElboTerms
 from kanerva.seeding import stream
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-4}
@@ -24,14 +24,13 @@ Draw = Callable[..., Tensor]
 
 
 @pytest.fixture(params=[0.0, 0.25])
-def dkm(request: pytest.FixtureRequest, tiny: ModelConfig, draw: Draw) -> DynamicKanervaMachine:
+def dkm(
+    request: pytest.FixtureRequest, tiny: KppPaperConfig, as_model: Callable, draw: Draw
+) -> DynamicKanervaMachine:
     """`dkm` and `dkm-tsm`, nothing at its initial value."""
-    config = replace(
-        tiny,
-        model="dkm-tsm" if request.param else "dkm",
-        encoder=replace(tiny.encoder, shift=request.param),
-        rows=RowsConfig(count=6, width=5, noise=0.7),
-    )
+    tiny = replace(tiny, encoder=replace(tiny.encoder, shift=request.param))
+    rows = MatrixConfig(count=6, width=5, noise=0.7)
+    config = as_model(tiny, "dkm-tsm" if request.param else "dkm", rows=rows)
     model = DynamicKanervaMachine(config)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -62,7 +61,7 @@ def test_each_code_is_written_where_it_fits_the_memory_so_far(
     images = draw(dkm.config, 4)
     with torch.no_grad():
         embedding = dkm.encoder(images[None])
-        q, codes = dkm.written(embedding), dkm.codes(embedding)[0]
+        q, codes = dkm.matrix_posterior(embedding), dkm.codes(embedding)[0]
         prior, variance = dkm.prior(1), dkm.prior.noise_variance
         mean, covariance = prior.mean, prior.covariance
         for code in codes:
@@ -80,7 +79,7 @@ def test_with_little_noise_what_is_written_is_found(dkm: DynamicKanervaMachine, 
         dkm.prior.mean[2:].zero_()  # a prior that spans two directions of five
         dkm.prior.log_noise.fill_(-2.0)
         embedding = dkm.encoder(images[None])
-        codes, maps = dkm.codes(embedding), dkm.written(embedding).mean[:, None]
+        codes, maps = dkm.codes(embedding), dkm.matrix_posterior(embedding).mean[:, None]
         errors = [
             (dkm.traces(m, dkm.key_posterior(embedding, m).mean) - codes).square().mean()
             for m in (maps, dkm.prior(1).mean[:, None])
@@ -120,7 +119,7 @@ def test_the_terms_by_hand(dkm: DynamicKanervaMachine, draw: Draw):
     logits = dkm.decoder(torch.einsum("btk,bkc->btc", address, memory.map[:, 0]))
     expected = Bernoulli(logits=logits).log_prob(images).sum((2, 3, 4))
     torch.testing.assert_close(terms.log_likelihood, expected, **CLOSE)
-    joint = dkm.joint(images, memory.map, address)
+    joint = dkm.joint(images, memory.map, address, dkm.traces(memory.map, address))
     torch.testing.assert_close(joint.log_likelihood, expected, **CLOSE)
     expected = Normal(0.0, 1.0).log_prob(address).sum(-1)
     torch.testing.assert_close(joint.total - joint.log_likelihood, expected, **CLOSE)
@@ -135,7 +134,9 @@ def test_a_weight_is_the_joint_over_the_posterior_of_the_same_draw(
     q = dkm.key_posterior(dkm.encoder(images), memory.map)
     for weight in weights:  # one M, three addresses
         address = q.sample(noise)
-        expected = dkm.joint(images, memory.map, address).total - q.log_prob(address)
+        expected = dkm.joint(
+            images, memory.map, address, dkm.traces(memory.map, address)
+        ).total - q.log_prob(address)
         torch.testing.assert_close(weight, expected, **CLOSE)
 
 
@@ -151,11 +152,11 @@ def test_an_image_is_read_from_the_memory_alone(dkm: DynamicKanervaMachine, draw
 def test_no_draw_decides_where_an_episode_is_written(dkm: DynamicKanervaMachine, draw: Draw):
     """Condition 3: neither the draw of M nor sigma_w enters q(M | X)."""
     embedding = dkm.encoder(draw(dkm.config, 2, 4))
-    before = dkm.written(embedding)
+    before = dkm.matrix_posterior(embedding)
     with torch.no_grad():
         dkm.log_spread.add_(1.0)
     torch.manual_seed(9)
-    after = dkm.written(embedding)
+    after = dkm.matrix_posterior(embedding)
     assert torch.equal(before.mean, after.mean) and torch.equal(before.root, after.root)
 
 
@@ -189,12 +190,12 @@ def test_a_reconstruction_decodes_the_code_itself(dkm: DynamicKanervaMachine, dr
 
 
 def test_a_few_steps_of_training_and_recall_cleans_a_cue():
-    """Bars: the bound rises, and a noisy cue comes back closer to what was written."""
-    config = ModelConfig(
-        model="dkm",
+    """Bars: the bound rises, and a noisy cue comes back closer to what was written. (After 300
+    steps, over five seeds, at 0.07 or less; the cue's own error is 0.1.)"""
+    config = DkmConfig(
         image=(1, 8, 8),
-        encoder=EncoderConfig(width=8, blocks=(1, 1, 1, 1), shift=0.0),
-        rows=RowsConfig(count=8, width=16),
+        encoder=ResNetConfig(width=8),
+        rows=MatrixConfig(count=8, width=16),
         decoder=DecoderConfig(base=16, layers=2),
     )
     model = DynamicKanervaMachine(config)
@@ -207,7 +208,7 @@ def test_a_few_steps_of_training_and_recall_cleans_a_cue():
 
     optimiser = torch.optim.Adam(model.parameters(), lr=5e-3)
     losses = []
-    for _ in range(100):
+    for _ in range(300):
         optimiser.zero_grad()
         outputs = model(bars(8))
         auxiliary = outputs.pop("auxiliary")

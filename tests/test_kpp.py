@@ -3,103 +3,95 @@
 The models are small enough to run in milliseconds, one for each way to place a block:
 
     hard         in a dealt cell, read whole
-    matched      sorted into cells, the blocks wider than a cell
+    matched      sorted into cells, read between them
     deep         sorted into cells of one pixel, which has many channels
-    gaussian     at the key network's mean
-    normalised   the same, normalised over the batch
+
+What `kpp` shares with all models is in test_contract.py.
 """
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
 from math import ceil, log
-from pathlib import Path
 from statistics import median
 from time import perf_counter
 
 import pytest
 import torch
-import torch.nn.functional as F
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.distributions import Normal
 from torch.utils.flop_counter import FlopCounterMode
 
 from kanerva.config import (
-    DecoderConfig,
-    EncoderConfig,
+    GridConfig,
     KeyConfig,
-    LikelihoodConfig,
-    MemoryConfig,
-    ModelConfig,
-    ReadoutConfig,
+    KppConfig,
+    KppDecoderConfig,
+    KppEmptyConfig,
+    KppEncoderConfig,
+    KppMemoryConfig,
+    KppReadoutConfig,
 )
 from kanerva.distributions import ConfinedNormal, DiagonalNormal, as_normal, as_uniform
 from kanerva.errors import UserError
-from kanerva.memory import Memory
-from kanerva.memory.placement import KeyPosterior, Places, locality_loss
-from kanerva.models import ElboTerms, Kpp
+from kanerva.likelihoods import COMPONENTS
+from kanerva.memory.heap import Memory
+from kanerva.memory.placement import Transport, locality_loss
+from kanerva.models.kpp import Kpp
+from kanerva.models.kpp_empty import KppEmpty
+from kanerva.models.terms import ElboTerms
 from kanerva.seeding import stream
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-4}  # float32, another batch size
 TERMS = ("log_likelihood", "readout_kl", "key_kl")
-KINDS = ["hard", "matched", "deep", "gaussian", "normalised"]
+KINDS = ["hard", "matched", "deep"]
 EVERY = [f"{kind}-{look}" for kind in KINDS for look in ("grey", "colour")]
 EVERY += ["hard-near", "hard-outline", "deep-outline"]
 
+QUIET = KppMemoryConfig(size=12, capacity=12, noise=0.0, unwritten=0.0)  # 3 x 4
 MEMORIES = {
-    "hard": MemoryConfig(reads=1, size=12, capacity=12, placement="cells", read="hard"),  # 3 x 4
-    "matched": MemoryConfig(reads=1, size=12, block=6, capacity=12, placement="transport"),
-    "deep": MemoryConfig(
-        reads=1, channels=24, size=3, block=1, capacity=9, placement="transport", unwritten=0.25
-    ),
-    "gaussian": MemoryConfig(reads=1, size=12, block=5, capacity=10, placement="gaussian"),
-    "normalised": MemoryConfig(reads=1, size=12, block=4, capacity=10, placement="normalised"),
+    "hard": QUIET,
+    "matched": replace(QUIET, placement="transport"),
+    "deep": replace(QUIET, channels=24, size=3, capacity=9, placement="transport", unwritten=0.25),
 }
 READOUTS = {
-    "hard": ReadoutConfig(size=4, channels=2, posterior="residual", prior_width=8),
-    "matched": ReadoutConfig(size=3, channels=1, posterior="residual", prior_width=8),
-    "deep": ReadoutConfig(size=0, channels=2, posterior="residual", prior_width=8),
-    "gaussian": ReadoutConfig(size=3, channels=1, posterior="amortised", prior_width=8),
-    "normalised": ReadoutConfig(size=5, channels=1, posterior="residual", prior_width=8),
+    "hard": KppReadoutConfig(size=4, channels=2, prior_width=8),
+    "matched": KppReadoutConfig(size=5, channels=1, prior_width=8),
+    "deep": KppReadoutConfig(size=0, channels=2, prior_width=8),
 }
 
 
-def config_of(name: str) -> ModelConfig:
+def config_of(name: str) -> KppConfig:
     """The tiny model called `kind-look`; colour is 10x7, in a memory cells do not divide evenly;
     near is in colour, its pixels seeing their neighbours; outline is near, and its blocks start as
     outlines of their images."""
     kind, look = name.split("-")
-    grey = ModelConfig(
-        model="kpp",
+    grey = KppConfig(
         image=(1, 8, 8),
-        encoder=EncoderConfig(width=8, depth=1),
+        encoder=KppEncoderConfig(width=8, depth=1),
         memory=MEMORIES[kind],
-        keys=KeyConfig(hidden=16),
+        keys=KeyConfig(hidden=256 if kind == "hard" else 16),
         readout=READOUTS[kind],
-        decoder=DecoderConfig(base=16, depth=1),
+        decoder=KppDecoderConfig(base=16, depth=1),
     )
     if look == "grey":
         return grey
-    near = DecoderConfig(base=16, depth=1, neighbours=2, near_width=8, near_depth=1)
+    near = KppDecoderConfig(base=16, depth=1, neighbours=2, near_width=8)
     size = grey.memory.size + (1 if kind != "deep" else 0)
     return replace(
         grey,
         decoder=grey.decoder if look == "colour" else near,
         image=(3, 10, 7),
         memory=replace(grey.memory, size=size, outline=look == "outline"),
-        readout=replace(grey.readout, channels=0 if kind == "normalised" else 2),
-        likelihood=LikelihoodConfig(kind="logistic_mixture", components=2),
+        readout=replace(grey.readout, channels=0 if kind == "matched" else 2),
+        likelihood="logistic_mixture",
     )
 
 
-def draw(config: ModelConfig, *leading: int) -> Tensor:
+def draw(config: KppConfig, *leading: int) -> Tensor:
     """Images the model's likelihood accepts."""
     shape = (*leading, *config.image)
-    if config.likelihood.kind == "bernoulli":
+    if config.likelihood == "bernoulli":
         return torch.bernoulli(torch.full(shape, 0.4))
     return torch.randint(256, shape).float() / 255
 
@@ -116,7 +108,7 @@ def glyphs(*leading: int, generator: torch.Generator) -> Tensor:
     return bits.repeat_interleave(2, dim=-1).repeat_interleave(2, dim=-2)
 
 
-def woken(config: ModelConfig) -> Kpp:
+def woken(config: KppConfig) -> Kpp:
     """A model in evaluation mode with nothing left at its initial value.
 
     A fresh one has zero last layers: q(z|.) is the prior, residual blocks are the identity, keys
@@ -129,12 +121,12 @@ def woken(config: ModelConfig) -> Kpp:
         before = {name: value.clone() for name, value in model.state_dict().items()}
         with torch.no_grad():
             if config.memory.outline:
-                model.measure(draw(config, 50))
+                model.fit_to_data(draw(config, 50))
             for parameter in model.parameters():
                 size = 0.1 if parameter.ndim < 2 else max(0.3 * parameter.std().item(), 0.05)
                 parameter.add_(size * torch.randn_like(parameter))
-            if config.likelihood.kind == "logistic_mixture":  # pixels here are chance: wide again
-                count, last = config.likelihood.components, model.decoder.stack[-2].bias
+            if config.likelihood == "logistic_mixture":  # pixels here are chance: wide again
+                count, last = COMPONENTS, model.decoder.stack[-2].bias
                 last.view(-1, 4)[: 10 * count].view(10, count, 4)[4:7] += 1.6
                 if model.decoder.near is not None:
                     model.decoder.near.last.bias.view(10, count)[4:7] += 3.5
@@ -142,8 +134,8 @@ def woken(config: ModelConfig) -> Kpp:
                 mean, log_std = part[-1].bias.chunk(2)
                 mean.add_(0.5 * torch.randn_like(mean))
                 log_std.sub_(0.5)
-            if config.memory.placement != "cells":
-                last = model.placer.net[-1]
+            if isinstance(model.placement, Transport):
+                last = model.placement.net[-1]
                 last.weight[:2] *= 8  # keys apart
                 last.bias[2:] -= 1
             model.train()
@@ -185,7 +177,13 @@ def hard() -> Kpp:
 
 
 def is_hard(model: Kpp) -> bool:
-    return model.config.memory.read == "hard"
+    return model.config.memory.placement == "cells"
+
+
+def whole_pixels(model: Kpp) -> bool:
+    """Whether the middles of cells are those of blocks: each cell a whole number of pixels."""
+    grid = model.placement.grid
+    return grid.size % grid.rows == 0 and grid.size % grid.columns == 0
 
 
 def assert_same_terms(ours: ElboTerms, theirs: ElboTerms) -> None:
@@ -195,44 +193,23 @@ def assert_same_terms(ours: ElboTerms, theirs: ElboTerms) -> None:
 
 def keys_of(memory: Memory, handles: list[int]) -> Tensor:
     """Keys that point at the middle of the blocks of some handles, (T, 2)."""
-    assert memory.slots is not None
-    return as_normal(memory.slots.points[[memory.slot_of(h) for h in handles]])
+    return as_normal(memory.grid.centres()[[memory.slot_of(h) for h in handles]])
 
 
-def cell(map: Tensor, slot: int) -> Tensor:
-    """A view of a cell's pixels, by hand: 3 x 4 cells, each from its first whole pixel on."""
-    size, (row, column) = map.shape[-1], divmod(slot, 4)
-    top, left = ceil(row * size / 3), ceil(column * size / 4)
-    return map[:, top : top + size // 3, left : left + size // 4]
+def cell(map: Tensor, slot: int, columns: int = 4) -> Tensor:
+    """A view of a cell's pixels, by hand: 3 rows of cells, each from its first whole pixel on."""
+    size, (row, column) = map.shape[-1], divmod(slot, columns)
+    top, left = ceil(row * size / 3), ceil(column * size / columns)
+    return map[:, top : top + size // 3, left : left + size // columns]
 
 
-def sum_of_blocks(blocks: Tensor, points: Tensor, size: int) -> Tensor:
-    """The map of some blocks in float64, block by block, with torch's own interpolation."""
-    total = torch.zeros(blocks.shape[1], size, size, dtype=torch.float64)
-    centres = (2 * torch.arange(size, dtype=torch.float64) + 1) / size - 1
-    down, across = torch.meshgrid(centres, centres, indexing="ij")
-    for block, (x, y) in zip(blocks.double(), points.double(), strict=True):
-        high, wide = block.shape[-2] / size, block.shape[-1] / size
-        where = torch.stack([(across - x) / wide, (down - y) / high], dim=-1)
-        total += F.grid_sample(block[None], where[None], align_corners=False)[0]
-    return total
-
-
-def assert_holds(model: Kpp, memory: Memory, blocks: dict[int, Tensor], atol: float) -> None:
-    """The memory is what these blocks, pasted afresh into the same places, make."""
-    assert memory.slots is not None and memory.handles == sorted(blocks)
-    where = [memory.slot_of(handle) for handle in blocks]
-    if is_hard(model):
-        afresh = torch.zeros_like(memory.map)
-        for slot, block in zip(where, blocks.values(), strict=True):
-            cell(afresh, slot).copy_(block)
-    else:
-        kept, size = torch.stack(list(blocks.values())), memory.map.shape[-1]
-        afresh = sum_of_blocks(kept, memory.slots.points[where], size)
-        assert memory.slots.blocks is not None
-        torch.testing.assert_close(memory.slots.blocks[where], kept, rtol=0, atol=atol)
-    difference = (memory.map - afresh).abs().max()
-    assert difference <= atol
+def assert_holds(memory: Memory, blocks: dict[int, Tensor], atol: float) -> None:
+    """The memory is what these blocks, pasted afresh into the same cells, make."""
+    assert memory.handles == sorted(blocks)
+    afresh = torch.zeros_like(memory.map)
+    for handle, block in blocks.items():
+        cell(afresh, memory.slot_of(handle), memory.capacity // 3).copy_(block)
+    assert (memory.map - afresh).abs().max() <= atol
 
 
 # The bound is one
@@ -279,10 +256,8 @@ def test_more_samples_tighten_the_bound(drawn: Drawn):
     assert (iwae[20] > drawn.bounds.mean(0)).all()
 
 
-def log_density(q: KeyPosterior, keys: Tensor) -> Tensor:
+def log_density(q: ConfinedNormal, keys: Tensor) -> Tensor:
     """ln q(y) by hand; a confined key is uniform over its box once squashed to [-1, 1]."""
-    if isinstance(q, DiagonalNormal):
-        return Normal(q.mean, q.std).log_prob(keys).sum(-1)
     assert ((as_uniform(keys) - q.centre).abs() <= q.half + 1e-6).all()
     squashed = (2 * Normal(0.0, 1.0).log_prob(keys).exp()).log().sum(-1)  # d(2 Phi(y) - 1) / dy
     return squashed - (2 * q.half).log().sum(-1)
@@ -295,31 +270,25 @@ def test_a_weight_is_the_joint_over_the_posterior_of_the_same_draw(any_model: Kp
         weights = any_model.log_weights(episode, 3, generator=stream(4))
         noise = stream(4)
         maps = any_model.encoder(episode)
-        memory, keys = any_model.write_episode(episode, maps, noise)
+        memory, keys = any_model.write_episode(episode, maps, generator=noise)
         for weight in weights:
             y = keys.sample(noise)
-            reading = any_model.readout(any_model.placer.read(memory, y), maps, generator=noise)
+            reading = any_model.readout(any_model.placement.read(memory, y), maps, generator=noise)
             joint = any_model.joint(episode, memory, y, reading.readout)
             expected = joint.total - log_density(keys, y) - reading.log_posterior
             torch.testing.assert_close(weight, expected, **CLOSE)
 
 
 def test_the_key_divergence_is_that_of_the_place(any_model: Kpp):
-    """Confined: -ln of the prior mass of the box, counted; else average log-ratios."""
+    """-ln of the prior mass of the box, counted."""
     episode = draw(any_model.config, 1, 3)
     maps = any_model.encoder(episode)
     _, q = any_model.write_episode(episode, maps)
     found, draws = any_model.elbo(episode, sample=False).key_kl, 200_000
-    if isinstance(q, ConfinedNormal):
-        inside = (as_uniform(torch.randn(draws, 1, 2)) - q.centre).abs() < q.half
-        share = inside.all(-1).float().mean(0)
-        assert ((found.exp() * share - 1).abs() < 5 / (draws * share).sqrt()).all()
-        return
-    value = q.mean + q.std * torch.randn(draws, *q.mean.shape[1:])
-    ratio = log_density(q, value) - Normal(0.0, 1.0).log_prob(value).sum(-1)
-    error = ratio.std(0) / draws**0.5
-    assert ((ratio.mean(0) - found[0]).abs() < 5 * error).all()
-    assert (found > 20 * error).all()
+    assert isinstance(q, ConfinedNormal)
+    inside = (as_uniform(torch.randn(draws, 1, 2)) - q.centre).abs() < q.half
+    share = inside.all(-1).float().mean(0)
+    assert ((found.exp() * share - 1).abs() < 5 / (draws * share).sqrt()).all()
 
 
 @pytest.mark.parametrize("look", ["grey", "colour"])
@@ -335,10 +304,10 @@ def test_a_key_is_drawn_all_over_its_box_and_nowhere_else(kind: str):
     model = awake(f"{kind}-grey")
     episode = draw(model.config, 1, 3)
     _, q = model.write_episode(episode, model.encoder(episode))
-    grid = model.placer.grid
-    assert isinstance(q, ConfinedNormal) and grid is not None
+    grid = model.placement.grid
+    assert isinstance(q, ConfinedNormal)
     cell = torch.tensor([1 / grid.columns, 1 / grid.rows])
-    filled = torch.ones(2) if kind == "hard" else model.placer.spread.detach().sigmoid()
+    filled = torch.ones(2) if kind == "hard" else model.placement.spread.detach().sigmoid()
     drawn = torch.stack([as_uniform(q.sample()) for _ in range(400)])
     share = (drawn - q.centre) / (filled * cell)
     assert share.abs().max() <= 1 + 1e-4
@@ -352,7 +321,7 @@ def test_the_readout_divergence_matches_monte_carlo(any_model: Kpp):
     with torch.no_grad():
         maps = any_model.encoder(episode)
         memory, keys = any_model.write_episode(episode, maps)
-        traces = any_model.placer.read(memory, keys.mean)
+        traces = any_model.placement.read(memory, keys.mean)
         many = [t.expand(draws, *t.shape[1:]) for t in (traces, maps)]
         reading = any_model.readout(*many)
         at = keys.mean.expand(draws, -1, -1), memory.expand(draws, -1, -1, -1)
@@ -366,63 +335,6 @@ def test_the_readout_divergence_matches_monte_carlo(any_model: Kpp):
     assert (reading.kl.mean(0) > 10 * error).all()  # a test that could fail
 
 
-FRESH = """
-import sys
-from pathlib import Path
-import torch
-from safetensors.torch import load_file, save_file
-from kanerva.memory import Memory
-from kanerva.models import load
-
-torch.set_num_threads(1)
-names = ("log_likelihood", "readout_log_prior", "key_log_prior")
-for folder in sorted(Path(sys.argv[1]).iterdir()):
-    model, memory = load(folder / "weights"), Memory.load(folder / "memory.safetensors")
-    given = load_file(folder / "latents.safetensors")
-    rows = []
-    with torch.no_grad():
-        for t in reversed(range(given["keys"].shape[1])):  # one at a time, the last one first
-            one = {name: value[:, t : t + 1] for name, value in given.items()}
-            rows.append(model.joint(one["x"], memory.map, one["keys"], one["readout"]))
-    rows.reverse()
-    save_file({n: torch.cat([getattr(r, n) for r in rows], dim=1) for n in names}, folder / "out")
-"""
-
-
-def test_a_fresh_process_with_weights_memory_y_and_z_finds_the_same_densities(tmp_path: Path):
-    """The protocol's "test that shows it", for every placement. Nothing of X is in the other
-    process but the pixels it is asked to score, and they enter p(x|z) as its argument alone."""
-    expected = {}
-    for name in EVERY:
-        model, folder = awake(name), tmp_path / name
-        folder.mkdir()
-        episodes = draw(model.config, 2, 3)
-        with torch.no_grad():
-            maps = model.encoder(episodes)
-            memory = model.write(episodes, generator=stream(name))
-            written, q = model.write_episode(episodes, maps, stream(name))
-            torch.testing.assert_close(memory.map, written, rtol=0, atol=1e-6)
-            keys = q.sample()
-            readout = model.readout(model.placer.read(memory.map, keys), maps).readout
-            expected[name] = model.joint(episodes, memory.map, keys, readout)
-        model.save_pretrained(folder / "weights")
-        memory.save(folder / "memory.safetensors")
-        latents = {"x": episodes, "keys": keys, "readout": readout}
-        save_file(latents, folder / "latents.safetensors")
-    run = subprocess.run(
-        [sys.executable, "-c", FRESH, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, "HF_HUB_OFFLINE": "1"},
-    )
-    assert run.returncode == 0, run.stderr
-    assert run.stdout == "" and run.stderr == ""
-    for name, densities in expected.items():
-        for part, value in load_file(tmp_path / name / "out").items():
-            torch.testing.assert_close(value, getattr(densities, part), rtol=1e-5, atol=1e-4)
-
-
 # The conditions of docs/evaluation.md
 
 
@@ -434,7 +346,7 @@ def test_given_memory_y_and_z_pixels_change_their_own_likelihood_alone(any_model
     other[:, 2] = 1 - other[:, 2]
     maps, keys = torch.randn(2, *config.memory.shape), torch.randn(2, 4, 2)
     with torch.no_grad():
-        readout = any_model.readout(any_model.placer.read(maps, keys)).readout
+        readout = any_model.readout(any_model.placement.read(maps, keys)).readout
         one, two = (any_model.joint(x, maps, keys, readout) for x in (episode, other))
     assert torch.equal(one.readout_log_prior, two.readout_log_prior)
     assert torch.equal(one.key_log_prior, two.key_log_prior)
@@ -448,7 +360,7 @@ def test_each_images_joint_density_knows_nothing_of_the_others(any_model: Kpp):
     episode, keys = draw(config, 1, 5), torch.randn(1, 5, 2)
     maps = torch.randn(1, *config.memory.shape)
     with torch.no_grad():
-        readout = model.readout(model.placer.read(maps, keys)).readout
+        readout = model.readout(model.placement.read(maps, keys)).readout
         together = model.joint(episode, maps, keys, readout).total
         model.train()
         for t in (0, 3):
@@ -462,13 +374,13 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> Callable[[Kpp], list[tuple[Tensor,
     """Watch a model: the memory and the keys of every read from now on."""
 
     def watch(model: Kpp) -> list[tuple[Tensor, Tensor]]:
-        seen, read = [], model.placer.read
+        seen, read = [], model.placement.read
 
         def watched(memory: Tensor, keys: Tensor) -> Tensor:
             seen.append((memory.detach().clone(), keys.detach().clone()))
             return read(memory, keys)
 
-        monkeypatch.setattr(model.placer, "read", watched)
+        monkeypatch.setattr(model.placement, "read", watched)
         return seen
 
     return watch
@@ -513,9 +425,9 @@ def test_the_memory_is_written_once_before_any_read(any_model: Kpp, monkeypatch)
     """Condition 2: one M, fixed before any read, serves all images of its episode."""
     model, events = deepcopy(any_model), []
     model.writer.register_forward_hook(lambda *_: events.append("write"))
-    read = model.placer.read
+    read = model.placement.read
     monkeypatch.setattr(
-        model.placer, "read", lambda memory, keys: (events.append("read"), read(memory, keys))[1]
+        model.placement, "read", lambda memory, keys: (events.append("read"), read(memory, keys))[1]
     )
     images = draw(model.config, 2, 4)
     model.elbo(images)
@@ -541,7 +453,7 @@ def test_a_block_is_made_from_its_own_image_alone(any_model: Kpp):
         same = torch.allclose(blocks[0][s], blocks[1][s], rtol=0, atol=1e-6)
         assert same == (s != t)
     for memory, made in zip((before, after), blocks, strict=True):
-        assert_holds(any_model, memory, dict(enumerate(made)), 1e-5)
+        assert_holds(memory, dict(enumerate(made)), 1e-5)
 
 
 @pytest.mark.parametrize("look", ["grey", "colour"])
@@ -562,23 +474,6 @@ def test_replacing_an_image_changes_its_own_cell_alone(look: str):
     rest = (after.map - before.map).clone()
     cell(rest, before.slot_of(t)).zero_()
     assert (rest == 0).all()
-
-
-@pytest.mark.parametrize("kind", ["gaussian", "normalised"])
-def test_without_a_grid_others_do_not_move_an_image(kind: str):
-    """Its place is its own key mean: q looks there, and its block lies there."""
-    model = awake(f"{kind}-grey")
-    images = draw(model.config, 6)
-    together = model.write(images)
-    assert together.slots is not None
-    q = model.placer.propose(model.encoder(images[None]))
-    assert q is not None
-    for t in range(6):
-        alone = model.write(images[t : t + 1])
-        assert alone.slots is not None
-        mine = together.slots.points[together.slot_of(t)]
-        torch.testing.assert_close(alone.slots.points[0], mine, **CLOSE)
-        torch.testing.assert_close(mine, as_uniform(q.mean[0, t]), **CLOSE)
 
 
 # The same bound in a memory that is given
@@ -613,7 +508,7 @@ def test_a_handle_leads_to_its_own_block(any_model: Kpp):
     more = any_model.append(memory.free(1, 3), images[3:4])
     assert more.handles == [0, 2, 4, 5]
     later = any_model.elbo(images[3:4], more, handles=torch.tensor([5]), sample=False)
-    traces = any_model.placer.read(more.map[None], keys_of(more, [5])[None])
+    traces = any_model.placement.read(more.map[None], keys_of(more, [5])[None])
     reading = any_model.readout(traces, any_model.encoder(images[None, 3:4]), sample=False)
     torch.testing.assert_close(later.readout_kl, reading.kl[0], **CLOSE)
 
@@ -638,15 +533,14 @@ def test_by_content_is_the_better_of_the_best_block_and_a_free_place(model: Kpp,
     found = model.elbo(images, memory, sample=False, generator=stream(8))
     episode, maps = images[None], model.encoder(images[None])
     ways = []
-    elsewhere = model.keys_elsewhere(memory, maps, stream(8))
-    full = held == "all" and model.placer.grid is not None
+    elsewhere = model.keys_in_free_cells(memory, maps, stream(8))
+    full = held == "all"
     assert full == bool(elsewhere.kl_to_prior().isinf().any())
     if not full:
         ways.append(model.terms(episode, maps, memory.map[None], elsewhere, sample=False)[0])
     if count:
-        assert memory.slots is not None
-        slots = model.address(memory, images).slots
-        handles = memory.slots.owners[slots[0]]
+        slots = model.score_cues(memory, images).argmax(dim=-1)
+        handles = memory.require_slots()[slots[0]]
         ways.append(model.elbo(images, memory, handles=handles, sample=False))
     best = torch.stack([way.elbo for way in ways]).amax(0)
     torch.testing.assert_close(found.elbo, best, **CLOSE)
@@ -670,11 +564,10 @@ def test_by_content_a_batch_is_scored_as_its_episodes_are(
 def test_an_unwritten_image_pays_for_naming_any_free_cell(hard: Kpp, held: int):
     """Hard reads see the same zeros in each: KL y = ln(cells / free ones)."""
     memory = hard.write(draw(hard.config, held)) if held else hard.empty()
-    keys = hard.keys_elsewhere(memory, hard.encoder(draw(hard.config, 1, 4)))
-    assert hard.placer.grid is not None
+    keys = hard.keys_in_free_cells(memory, hard.encoder(draw(hard.config, 1, 4)))
     torch.testing.assert_close(keys.kl_to_prior(), torch.full((1, 4), log(12 / (12 - held))))
-    cells = hard.placer.grid.cell_of(as_uniform(keys.mean))
-    assert memory.slots is not None and (memory.slots.owners[cells] == -1).all()
+    cells = hard.placement.grid.cell_of(as_uniform(keys.mean))
+    assert (memory.require_slots()[cells] == -1).all()
 
 
 @pytest.mark.parametrize("length", [2, 5])
@@ -684,30 +577,24 @@ def test_left_out_scores_each_image_in_a_memory_of_the_others(
     """Written without it, the others placed without it, and its key at a free place."""
     images, config = draw(any_model.config, length), any_model.config.memory
     places, memories = [], []
-    place, terms = any_model.placer.place, any_model.terms
+    place, terms = any_model.placement.place, any_model.terms
     monkeypatch.setattr(
-        any_model.placer, "place", lambda *a, **k: places.append(place(*a, **k)) or places[-1]
+        any_model.placement, "place", lambda *a, **k: places.append(place(*a, **k)) or places[-1]
     )
     monkeypatch.setattr(
         any_model, "terms", lambda *a, **k: memories.append((a[2], a[3])) or terms(*a, **k)
     )
     noise(None)
     found = any_model.left_out(images, generator=stream(6))
-    (lie,), ((memory, keys),) = places, memories
+    (cells,), ((memory, keys),) = places, memories
     for t in range(length):
         others = torch.cat([images[:t], images[t + 1 :]])[None]
-        at = Places(lie.points[t : t + 1], None if lie.cells is None else lie.cells[t : t + 1])
-        blocks = block_of(any_model, others)
-        torch.testing.assert_close(memory[t : t + 1], any_model.placer.paste(blocks, at), **CLOSE)
-        if lie.cells is not None and any_model.placer.grid is not None:
-            cell = any_model.placer.grid.cell_of(as_uniform(keys.mean[t]))
-            assert cell.item() not in lie.cells[t].tolist()
-    cells = torch.tensor(config.capacity)
-    if config.read == "hard":
-        free = config.capacity - length + 1
-        torch.testing.assert_close(found.key_kl, (cells / free).log().expand(length))
-    elif any_model.placer.grid is not None:
-        torch.testing.assert_close(found.key_kl, cells.log().expand(length))
+        grid, blocks = any_model.placement.grid, block_of(any_model, others)
+        torch.testing.assert_close(memory[t], grid.paste(blocks, cells[t : t + 1])[0], **CLOSE)
+        assert grid.cell_of(as_uniform(keys.mean[t])).item() not in cells[t].tolist()
+    free = config.capacity - length + 1 if is_hard(any_model) else 1
+    cost = log(config.capacity / free)
+    torch.testing.assert_close(found.key_kl, torch.full((length,), cost))
     changed = images.clone()
     changed[0] = draw(any_model.config, 1)[0]
     any_model.left_out(changed, generator=stream(6))
@@ -744,7 +631,7 @@ def test_a_rounded_memory_gives_the_same_bound_written_first(model: Kpp, dtype: 
     whole = model.write(images, generator=stream(3))
     model.memory_dtype = dtype
     memory = model.write(images, generator=stream(3))
-    assert torch.equal(memory.map, whole.rounded(dtype).map)
+    assert torch.equal(memory.map, whole.quantise(dtype).map)
     assert not torch.equal(memory.map, whole.map)
     own = model.elbo(images, sample=False, generator=stream(3))
     given = model.elbo(images, memory, handles=handles_of(images), sample=False)
@@ -755,14 +642,14 @@ def test_a_rounded_memory_gives_the_same_bound_written_first(model: Kpp, dtype: 
 
 
 def test_survivors_read_the_same_after_others_were_freed_and_appended(any_model: Kpp):
-    """Each at its place. Hard: bit for bit. Cells of one pixel: up to rounding. Where blocks
-    overlap, once the newcomers are freed again."""
+    """Each at its place. Hard: bit for bit. Where cells are whole pixels, up to rounding. Else a
+    window reaches into the next cell, and they do once the newcomers are freed again."""
     config = any_model.config
     images, survivors = draw(config, 8), [1, 3, 4, 6]
 
     def pictures(memory: Memory) -> Tensor:
         """Read at the survivors' places, and decode what the memory alone predicts there."""
-        readout = any_model.read(memory, keys_of(memory, survivors))
+        readout = any_model.read(memory, keys_of(memory, survivors)).mean
         return any_model.likelihood.mean(any_model.decoder(readout))[0]
 
     with torch.no_grad():
@@ -773,20 +660,19 @@ def test_survivors_read_the_same_after_others_were_freed_and_appended(any_model:
         again = more.free(8, 9, 10, 11)
         if is_hard(any_model):
             assert torch.equal(pictures(more), pictures(whole))
-            assert torch.equal(again.map, half.map)
-        elif config.memory.block == 1:
+        elif whole_pixels(any_model):
             assert (pictures(more) - pictures(whole)).abs().max() < 1e-5
         else:
-            assert (pictures(more) - pictures(half)).abs().max() > 1e-4  # they do overlap
-        assert (pictures(again) - pictures(half)).abs().max() < 1e-5
+            assert (pictures(more) - pictures(half)).abs().max() > 1e-4
+        assert torch.equal(again.map, half.map)
+        assert torch.equal(pictures(again), pictures(half))
 
 
 @pytest.mark.parametrize("kind", ["hard", "matched"])
 def test_ten_thousand_appends_and_frees_leave_just_what_is_held(kind: str):
-    """In random bursts; after each some hundred, M is what a fresh memory of the same blocks in
-    the same cells is: hard exactly, soft to 2e-5 (a float32 sum rounds by 6e-8 of its size, and
-    what is freed leaves its rounding behind; 2e-6 was seen). Handles are never used twice."""
-    model, tolerance = deepcopy(awake(f"{kind}-grey")), 0.0 if kind == "hard" else 2e-5
+    """In random bursts; after each some hundred, M is exactly what a fresh memory of the same
+    blocks in the same cells is. Handles are never used twice."""
+    model = deepcopy(awake(f"{kind}-grey"))
     capacity, chance = model.config.memory.capacity, stream("heap", kind)
     made: list[Tensor] = []
     model.writer.register_forward_hook(lambda _m, _i, out: made.extend(out[0].detach()))
@@ -815,10 +701,10 @@ def test_ten_thousand_appends_and_frees_leave_just_what_is_held(kind: str):
         done += count
         if done // 500 > checked and blocks:
             checked = done // 500
-            assert_holds(model, memory, blocks, tolerance)
+            assert_holds(memory, blocks, 0.0)
     assert checked >= 19 and issued > 4000
-    assert memory.slots is not None and memory.slots.issued == issued
-    assert memory.free(*memory.handles).map.abs().max() <= tolerance
+    assert memory.issued == issued
+    assert (memory.free(*memory.handles).map == 0).all()
 
 
 def test_handles_are_never_used_twice(model: Kpp):
@@ -838,11 +724,9 @@ def test_appending_to_nothing_is_writing(any_model: Kpp):
     assert written.handles == appended.handles == [0]
     block = block_of(any_model, image[None])[0, 0]
     for memory in (written, appended):
-        trace = any_model.placer.read(memory.map[None], keys_of(memory, [0])[None])
-        if is_hard(any_model) or any_model.config.memory.block == 1:  # places are whole pixels
+        trace = any_model.placement.read(memory.map[None], keys_of(memory, [0])[None])
+        if is_hard(any_model) or whole_pixels(any_model):
             torch.testing.assert_close(trace[0, 0], block, rtol=0, atol=1e-5)
-    if any_model.config.memory.placement in ("gaussian", "normalised"):
-        torch.testing.assert_close(written.map, appended.map, rtol=0, atol=1e-5)
 
 
 def test_a_learned_place_is_the_nearest_free_one():
@@ -851,11 +735,10 @@ def test_a_learned_place_is_the_nearest_free_one():
     images = draw(model.config, 12)
     memory = model.write(images[:6])
     for t in range(6, 12):
-        assert memory.slots is not None
-        q = model.placer.propose(model.encoder(images[None, t : t + 1]))
+        q = model.placement.propose(model.encoder(images[None, t : t + 1]))
         assert q is not None
-        apart = (memory.slots.points - as_uniform(q.mean[0].detach())).square().sum(-1)
-        free = [i for i in range(12) if memory.slots.owners[i] < 0]
+        apart = (memory.grid.centres() - as_uniform(q.mean[0].detach())).square().sum(-1)
+        free = [i for i in range(12) if memory.require_slots()[i] < 0]
         memory = model.append(memory, images[t : t + 1])
         assert memory.slot_of(t) == min(free, key=lambda i: float(apart[i]))
 
@@ -864,13 +747,11 @@ def test_a_learned_place_is_the_nearest_free_one():
 def test_a_full_memory_says_so_and_changes_nothing(model: Kpp, free: int, more: int):
     capacity = model.config.memory.capacity
     memory = model.write(draw(model.config, capacity - free))
-    assert memory.slots is not None
-    before = [t.clone() for t in (memory.map, *memory.slots.tensors().values())]
+    before = memory.map.clone(), memory.require_slots().clone()
     with pytest.raises(UserError, match=f"full.* {capacity} ") as error:
         model.append(memory, draw(model.config, more))
     assert "\n" not in str(error.value)
-    after = [memory.map, *memory.slots.tensors().values()]
-    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    assert torch.equal(memory.map, before[0]) and torch.equal(memory.require_slots(), before[1])
     assert len(memory) == capacity - free
     if free:
         assert len(model.append(memory, draw(model.config, free))) == capacity
@@ -878,12 +759,10 @@ def test_a_full_memory_says_so_and_changes_nothing(model: Kpp, free: int, more: 
 
 def test_appending_leaves_the_memory_it_was_given(model: Kpp):
     memory = model.write(draw(model.config, 4))
-    assert memory.slots is not None
-    before = [t.clone() for t in (memory.map, *memory.slots.tensors().values())]
+    before = memory.map.clone(), memory.require_slots().clone()
     model.append(memory, draw(model.config, 2))
     memory.free(1, 2)
-    after = [memory.map, *memory.slots.tensors().values()]
-    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    assert torch.equal(memory.map, before[0]) and torch.equal(memory.require_slots(), before[1])
 
 
 @pytest.mark.parametrize("kind", ["hard", "matched"])
@@ -930,7 +809,7 @@ def vivid(model: Kpp) -> Kpp:
 def decoded(model: Kpp, memory: Memory) -> Tensor:
     """The picture of each block held, rounded to pixels: (T, C, H, W)."""
     with torch.no_grad():
-        readout = model.read(memory, keys_of(memory, memory.handles))
+        readout = model.read(memory, keys_of(memory, memory.handles)).mean
         return model.likelihood.mean(model.decoder(readout))[0].round()
 
 
@@ -957,14 +836,14 @@ def stored_hard() -> tuple[Kpp, Memory, Tensor]:
     return in_store("hard")
 
 
-def owners(memory: Memory, slots: Tensor) -> list[int]:
-    assert memory.slots is not None
-    return memory.slots.owners[slots].tolist()
+def found_at(memory: Memory, scores: Tensor) -> list[int]:
+    """The handle of the block that explains each cue of one episode best."""
+    return memory.require_slots()[scores[0].argmax(dim=-1)].tolist()
 
 
 def test_a_block_is_found_from_what_it_shows(stored):
     model, memory, pictures = stored
-    assert owners(memory, model.address(memory, pictures).slots[0]) == memory.handles
+    assert found_at(memory, model.score_cues(memory, pictures)) == memory.handles
 
 
 def test_a_block_is_found_from_half_of_what_it_shows(stored):
@@ -975,14 +854,13 @@ def test_a_block_is_found_from_half_of_what_it_shows(stored):
     scores = []
     for hidden in (1 - pictures, torch.full_like(pictures, 0.5), pictures):
         cue = torch.cat([pictures[..., :4], hidden[..., 4:]], dim=-1)
-        found = model.address(memory, cue, observed=observed)
-        assert owners(memory, found.slots[0]) == memory.handles
-        scores.append(found.log_likelihood)
+        scores.append(model.score_cues(memory, cue, observed=observed))
+        assert found_at(memory, scores[-1]) == memory.handles
         step = model.recall(memory, cue, steps=1, observed=observed)
         whole = model.recall(memory, pictures, steps=1)
         torch.testing.assert_close(step, whole)
     assert torch.equal(scores[0], scores[1]) and torch.equal(scores[0], scores[2])
-    assert not torch.equal(model.address(memory, pictures).log_likelihood, scores[0])
+    assert not torch.equal(model.score_cues(memory, pictures), scores[0])
 
 
 def test_hidden_halves_may_differ_from_cue_to_cue(stored):
@@ -992,10 +870,10 @@ def test_hidden_halves_may_differ_from_cue_to_cue(stored):
     observed[::2, :, :4] = 1
     observed[1::2, :, 2:] = 1
     cue = torch.where(observed[:, None] == 1, pictures, 1 - pictures)
-    together = model.address(memory, cue, observed=observed).log_likelihood
+    together = model.score_cues(memory, cue, observed=observed)
     for t in range(5):
-        alone = model.address(memory, cue[t : t + 1], observed=observed[t : t + 1])
-        torch.testing.assert_close(together[:, t], alone.log_likelihood[:, 0])
+        alone = model.score_cues(memory, cue[t : t + 1], observed=observed[t : t + 1])
+        torch.testing.assert_close(together[:, t], alone[:, 0])
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -1005,13 +883,13 @@ def test_addressing_scores_each_cue_under_each_block(any_model: Kpp, masked: boo
     memory, cue = any_model.write(draw(config, 5)).free(1, 3), draw(config, 3)
     observed = torch.bernoulli(torch.full((3, *config.image[1:]), 0.6 if masked else 1.0))
     mask = {"observed": observed} if masked else {}
-    found = any_model.address(memory, cue, **mask).log_likelihood
+    found = any_model.score_cues(memory, cue, **mask)
     free = torch.ones(memory.capacity, dtype=torch.bool)
-    assert memory.slots is not None and found.shape == (1, 3, memory.capacity)
+    assert found.shape == (1, 3, memory.capacity)
     for handle in memory.handles:
         slot = memory.slot_of(handle)
         free[slot] = False
-        output = any_model.decoder(any_model.read(memory, keys_of(memory, [handle])))
+        output = any_model.decoder(any_model.read(memory, keys_of(memory, [handle])).mean)
         for t in range(3):
             pixels = any_model.likelihood.pixel_log_prob(output, cue[None, t : t + 1])[0, 0]
             torch.testing.assert_close(
@@ -1027,12 +905,12 @@ def test_a_batch_is_addressed_and_recalled_as_its_episodes_are(any_model: Kpp):
     memories = [any_model.write(one) for one in images]
     memories[1] = memories[1].free(0, 2)
     batch = Memory.stack(memories)
-    found = any_model.address(batch, images, observed=observed)
+    found = any_model.score_cues(batch, images, observed=observed)
     recalled = any_model.recall(batch, images, steps=2, observed=observed)
     assert recalled.shape == (2, *images.shape)
     for b in range(3):
-        alone = any_model.address(memories[b], images[b], observed=observed[b])
-        torch.testing.assert_close(found.log_likelihood[b], alone.log_likelihood[0], **CLOSE)
+        alone = any_model.score_cues(memories[b], images[b], observed=observed[b])
+        torch.testing.assert_close(found[b], alone[0], **CLOSE)
         steps = any_model.recall(memories[b], images[b], steps=2, observed=observed[b])
         torch.testing.assert_close(recalled[:, b], steps, rtol=1e-3, atol=1e-3)
 
@@ -1053,11 +931,6 @@ def test_training_also_pays_for_a_sketch_of_the_memory_alone(name: str):
         readout = model.readout(model.traces(memory, keys.mean)).readout
     expected = -model.likelihood.log_prob(model.decoder(readout), images).mean()
     torch.testing.assert_close(outputs["auxiliary"], expected, **CLOSE)
-    decoder = replace(model.config.decoder, sketch=0.25)
-    model.config = replace(model.config, decoder=decoder)
-    with torch.random.fork_rng():
-        torch.manual_seed(3)
-        torch.testing.assert_close(model(images)["auxiliary"], 0.25 * expected, **CLOSE)
     plain = Kpp(config_of("hard-colour")).train()
     assert "auxiliary" not in plain(images)
 
@@ -1080,7 +953,7 @@ def test_a_new_model_gives_back_an_outline():
         reading = model.readout(block, model.encoder(images))
     assert (back - images).square().mean().sqrt() < 0.12 < images.std()
     assert (reading.sources[-1].mean - reading.priors[-1].mean).abs().max() == 0
-    assert reading.readout.shape[-1] == model.read(memory, torch.zeros(1, 2, 2)).shape[-1]
+    assert reading.readout.shape[-1] == model.read(memory, torch.zeros(1, 2, 2)).mean.shape[-1]
 
 
 def test_a_measured_model_starts_nearer_to_its_images():
@@ -1095,21 +968,21 @@ def test_a_measured_model_starts_nearer_to_its_images():
     model = Kpp(config).eval()
     with torch.no_grad():
         before = model.elbo(images, generator=stream(0)).elbo
-        model.measure(images[0])
+        model.fit_to_data(images[0])
         blocks = block_of(model, images)
         after = model.elbo(images, generator=stream(0)).elbo
     assert blocks.mean(dim=(0, 1)).abs().max() < 0.5 and 0.2 < blocks.std() < 0.5
     assert after[1].mean() > before[1].mean() + 20  # of images that were not measured
     again = Kpp(config)
     again.load_state_dict(model.state_dict())
-    again.measure((255 * images).byte()[:1])  # bytes, and a batch: as everywhere
+    again.fit_to_data((255 * images).byte()[:1])  # bytes, and a batch: as everywhere
     torch.testing.assert_close(again.state_dict(), model.state_dict())
     for wrong in (images[0, :1], images[0, :, :, :5]):
         with pytest.raises(UserError):
-            model.measure(wrong)
+            model.fit_to_data(wrong)
     plain = Kpp(config_of("hard-near"))
     weights = deepcopy(plain.state_dict())
-    plain.measure(images[0])
+    plain.fit_to_data(images[0])
     assert all(torch.equal(value, weights[name]) for name, value in plain.state_dict().items())
 
 
@@ -1121,8 +994,8 @@ def test_guesses_are_measured_on_outlines_as_noisy_as_blocks_and_on_none(monkeyp
     for noise in (0.0, 0.1):
         model = Kpp(replace(config, memory=replace(config.memory, noise=noise)))
         assert model.decoder.near is not None and model.writer.outline is not None
-        monkeypatch.setattr(model.decoder.near, "measure", lambda *given: seen.append(given))
-        model.measure(images)
+        monkeypatch.setattr(model.decoder.near, "fit_to_data", lambda *given: seen.append(given))
+        model.fit_to_data(images)
     (expected, nothing, pixels), (noisy, _, _) = seen
     assert torch.equal(pixels, images) and nothing.shape == (1, *config.image)
     outline = model.decoder.outline
@@ -1137,8 +1010,8 @@ def test_drawn_pixels_have_the_means_of_their_likelihood():
     """Of pixels that see no neighbours, on average; of those that do, likely under their own."""
     for name in ("hard-grey", "hard-near", "hard-outline"):
         model, noise = awake(name), torch.Generator().manual_seed(0)
-        readout = model.read(model.write(draw(model.config, 3)), torch.zeros(3, 2))
-        many = model.draw_pixels(readout.repeat(200, 1, 1), noise)
+        readout = model.read(model.write(draw(model.config, 3)), torch.zeros(3, 2)).mean
+        many = model.sample_pixels(readout.repeat(200, 1, 1), noise)
         model.likelihood.check(many)
         if name == "hard-grey":
             expected = model.likelihood.mean(model.decoder(readout))[0]
@@ -1156,7 +1029,7 @@ def test_generating_can_draw_pixels(name: str):
     model = awake(name)
     memory = model.write(draw(model.config, 4))
     made = [
-        model.generate(memory, 3, drawn=drawn, generator=torch.Generator().manual_seed(0))
+        model.generate(memory, 3, sample_pixels=drawn, generator=torch.Generator().manual_seed(0))
         for drawn in (True, True, False)
     ]
     model.likelihood.check(made[0][None])
@@ -1170,18 +1043,12 @@ def test_familiarity_is_the_best_block_less_no_block(any_model: Kpp):
     images = draw(any_model.config, 2, 4)
     memory = any_model.write(images)
     known = any_model.familiarity(memory, images)
-    assert memory.slots is not None
-    best = torch.stack(
-        [
-            memory.slots.points[b, slots]
-            for b, slots in enumerate(any_model.address(memory, images).slots)
-        ]
-    )
-    held = any_model.log_likelihood(any_model.read(memory, as_normal(best)), images)
+    best = memory.grid.centres()[any_model.score_cues(memory, images).argmax(dim=-1)]
+    held = any_model.log_likelihood(any_model.read(memory, as_normal(best)).mean, images)
     none = any_model.elbo(images, any_model.empty(2), sample=False)
     expected = held - (none.log_likelihood - none.readout_kl)
     if not any_model.config.decoder.neighbours:  # then it is what addressing compares
-        found = any_model.address(memory, images).log_likelihood.amax(-1)
+        found = any_model.score_cues(memory, images).amax(-1)
         torch.testing.assert_close(held, found, rtol=1e-4, atol=1e-3)
     assert bool((any_model.familiarity(any_model.empty(2), images) == -torch.inf).all())
     half = Memory.stack([memory[0], any_model.empty()])
@@ -1198,16 +1065,14 @@ def test_familiarity_is_the_best_block_less_no_block(any_model: Kpp):
 def test_by_content_is_by_handle_for_what_blocks_show(stored):
     """Pictures that blocks explain best are scored where these blocks lie."""
     model, memory, pictures = stored
-    if model.readout.residual:  # q(z|.) believes what the memory says
-        with torch.no_grad():
-            for part in model.readout.q.values():
-                for parameter in part[-1].parameters():
-                    parameter.zero_()
+    with torch.no_grad():  # q(z|.) believes what the memory says
+        for part in model.readout.q.values():
+            for parameter in part[-1].parameters():
+                parameter.zero_()
     handles = torch.tensor(memory.handles)
     content = model.elbo(pictures, memory, sample=False)
     handle = model.elbo(pictures, memory, handles=handles, sample=False)
-    elsewhere = model.keys_elsewhere(memory, model.encoder(pictures[None]))
-    assert elsewhere is not None
+    elsewhere = model.keys_in_free_cells(memory, model.encoder(pictures[None]))
     apart = model.terms(
         pictures[None], model.encoder(pictures[None]), memory.map[None], elsewhere, sample=False
     )
@@ -1225,13 +1090,14 @@ def test_by_content_is_by_handle_for_what_blocks_show(stored):
 
 @pytest.fixture(scope="module", params=["hard", "deep"])
 def trained(request: pytest.FixtureRequest) -> Kpp:
-    """A hundred steps on random squares, a quarter of each episode unwritten."""
+    """200 steps on random squares, a quarter of each episode unwritten. (Over four seeds each bar
+    below is then cleared with room to spare; after 100 steps some are not.)"""
     config = config_of(f"{request.param}-grey")
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = Kpp(replace(config, memory=replace(config.memory, unwritten=0.25)))
         optimiser, data = torch.optim.Adam(model.parameters(), lr=1e-2), stream("glyphs")
-        for _ in range(100):
+        for _ in range(200):
             optimiser.zero_grad()
             ElboTerms(**model(glyphs(4, 8, generator=data))).loss.backward()
             optimiser.step()
@@ -1255,9 +1121,8 @@ def test_what_was_written_is_found_where_it_was_written(trained: Kpp):
     """By content is by handle once blocks tell images apart."""
     images = glyphs(16, 6, generator=stream("again"))
     memory = trained.write(images, generator=stream("deal"))
-    slots = trained.address(memory, images).slots
-    assert memory.slots is not None
-    found = memory.slots.owners.gather(1, slots) == torch.arange(6)
+    slots = trained.score_cues(memory, images).argmax(dim=-1)
+    found = memory.require_slots().gather(1, slots) == torch.arange(6)
     assert found.float().mean() > 0.9
     content = trained.elbo(images, memory, sample=False)
     handle = trained.elbo(images, memory, handles=handles_of(images), sample=False)
@@ -1286,11 +1151,10 @@ def test_recall_is_a_loop_of_finding_reading_and_decoding(any_model: Kpp):
     steps = any_model.recall(memory, cue, steps=3)
     assert steps.shape == (3, *cue.shape) and not steps.requires_grad
     assert torch.equal(steps, any_model.recall(memory, cue, steps=3))
-    assert memory.slots is not None
     picture = cue
     for step in steps:
-        slots = any_model.address(memory, picture).slots[0]
-        readout = any_model.read(memory, as_normal(memory.slots.points[slots]))
+        slots = any_model.score_cues(memory, picture)[0].argmax(dim=-1)
+        readout = any_model.read(memory, as_normal(memory.grid.centres()[slots])).mean
         picture = any_model.likelihood.mean(any_model.decoder(readout))[0]
         torch.testing.assert_close(step, picture, rtol=1e-3, atol=1e-3)
 
@@ -1310,13 +1174,13 @@ def test_recall_draws_only_when_asked(model: Kpp):
 def test_only_the_first_step_of_recall_is_told_what_was_observed(stored, monkeypatch):
     """Later pictures are whole: what is recalled from step one on is recalled without a mask."""
     model, memory, pictures = stored
-    masks, address = [], model.address
+    masks, score = [], model.score_cues
 
     def watched(*args: object, observed: Tensor | None = None) -> object:
         masks.append(observed)
-        return address(*args, observed=observed)
+        return score(*args, observed=observed)
 
-    monkeypatch.setattr(model, "address", watched)
+    monkeypatch.setattr(model, "score_cues", watched)
     observed = torch.zeros(5, 8, 8)
     observed[..., :4] = 1
     cue = torch.cat([pictures[..., :4], 1 - pictures[..., 4:]], dim=-1)
@@ -1325,10 +1189,7 @@ def test_only_the_first_step_of_recall_is_told_what_was_observed(stored, monkeyp
     torch.testing.assert_close(model.recall(memory, first, steps=1)[0], second)
 
 
-@pytest.mark.parametrize(
-    "kind",
-    KINDS,
-)
+@pytest.mark.parametrize("kind", KINDS)
 def test_hidden_pixels_do_not_steer_recall_that_draws(kind: str):
     model = vivid(awake(f"{kind}-grey"))
     memory = model.write(draw(model.config, 6))
@@ -1350,7 +1211,7 @@ def test_generating_draws_keys_then_readouts(any_model: Kpp):
     assert generated.shape == (2, 5, *config.image) and not generated.requires_grad
     noise = stream(7)
     keys = torch.randn(2, 5, 2, generator=noise)
-    reading = any_model.readout(any_model.placer.read(memory.map, keys), generator=noise)
+    reading = any_model.readout(any_model.placement.read(memory.map, keys), generator=noise)
     expected = any_model.likelihood.mean(any_model.decoder(reading.readout))
     torch.testing.assert_close(generated, expected, **CLOSE)
     one = any_model.generate(memory[1], 5, generator=stream(7))
@@ -1369,7 +1230,7 @@ def test_without_spread_all_samples_come_from_the_same_read(any_model: Kpp, read
     assert not torch.allclose(generated[0], generated[1])
     noise = stream(5)
     torch.randn(1, 6, 2, generator=noise)  # drawn and scaled away
-    traces = any_model.placer.read(memory.map[None], key.expand(1, 6, 2))
+    traces = any_model.placement.read(memory.map[None], key.expand(1, 6, 2))
     readout = any_model.readout(traces, generator=noise).readout
     expected = any_model.likelihood.mean(any_model.decoder(readout))[0]
     torch.testing.assert_close(generated, expected, **CLOSE)
@@ -1388,18 +1249,19 @@ def test_spread_moves_keys_off_the_given_one(model: Kpp, reads):
 def test_reading_takes_the_mean_of_each_part(any_model: Kpp, noise):
     """What is read is p(z | M, y) with its noise switched off."""
     memory, keys = any_model.write(draw(any_model.config, 2, 4)), torch.randn(2, 3, 2)
-    found = any_model.read(memory, keys)
+    found = any_model.read(memory, keys).mean
     noise(None)
-    expected = any_model.readout(any_model.placer.read(memory.map, keys)).readout
+    expected = any_model.readout(any_model.placement.read(memory.map, keys)).readout
     torch.testing.assert_close(found, expected)
-    torch.testing.assert_close(any_model.read(memory[1], keys[1]), expected[1:], **CLOSE)
+    torch.testing.assert_close(any_model.read(memory, keys).sample(), expected)
+    torch.testing.assert_close(any_model.read(memory[1], keys[1]).mean, expected[1:], **CLOSE)
 
 
 def test_a_reconstruction_is_what_the_memory_alone_gives_back(any_model: Kpp):
     images = draw(any_model.config, 5)
     found = any_model.reconstruct(images)
     memory = any_model.write(images, generator=torch.Generator().manual_seed(0))
-    readout = any_model.read(memory, keys_of(memory, memory.handles))
+    readout = any_model.read(memory, keys_of(memory, memory.handles)).mean
     expected = any_model.likelihood.mean(any_model.decoder(readout))[0]
     torch.testing.assert_close(found, expected, **CLOSE)
     assert torch.equal(found, any_model.reconstruct(images))
@@ -1455,15 +1317,15 @@ def bad(model: Kpp, good: Tensor, kind: str) -> tuple[Callable[[], object], str]
         case "memory channels":
             return lambda: model.elbo(good, Memory(torch.zeros(5, 12, 12))), "(5, 12, 12)"
         case "pooled memory to recall":
-            return lambda: model.recall(paper, good), "no slots"
+            return lambda: model.recall(paper, good), "no blocks"
         case "pooled memory to score":
-            return lambda: model.elbo(good, paper), "no slots"
+            return lambda: model.elbo(good, paper), "no blocks"
         case "pooled memory to score by handle":
-            return lambda: model.elbo(good, paper, handles=torch.arange(4)), "no slots"
+            return lambda: model.elbo(good, paper, handles=torch.arange(4)), "no blocks"
         case "pooled memory to append to":
             return lambda: model.append(paper, good), "no blocks"
         case "pooled memory to be familiar":
-            return lambda: model.familiarity(paper, good), "no slots"
+            return lambda: model.familiarity(paper, good), "no blocks"
         case "other cells to append to":
             return lambda: model.append(fewer_cells(model).write(good), good), "9"
         case "other cells to recall":
@@ -1558,22 +1420,29 @@ def test_a_share_of_each_training_episode_is_not_written(share: float, left: int
         torch.testing.assert_close(keys.kl_to_prior(), costs)
 
 
-def test_a_share_of_one_never_writes():
-    """A VAE of the same size: its episode's memory is empty, and naming any place is free."""
-    config = config_of("hard-grey")
-    model = Kpp(replace(config, memory=replace(config.memory, unwritten=1.0)))
+def test_kpp_empty_is_kpp_with_nothing_written():
+    """The same weights give the same bound, and naming any place of an empty memory is free."""
+    config = config_of("hard-colour")
+    with pytest.raises(UserError, match="unwritten"):
+        replace(config.memory, unwritten=1.0)  # has a model of its own
+    model, memory = awake("hard-colour"), config.memory
+    empty = KppEmpty(
+        KppEmptyConfig(
+            image=config.image,
+            likelihood=config.likelihood,
+            encoder=config.encoder,
+            memory=GridConfig(channels=memory.channels, size=memory.size, capacity=memory.capacity),
+            readout=config.readout,
+            decoder=config.decoder,
+        )
+    )
+    weights = model.state_dict()
+    empty.load_state_dict({name: weights[name] for name in empty.state_dict()})
+    assert set(weights) - set(empty.state_dict()) == {n for n in weights if n.startswith("writer")}
     images = draw(config, 2, 8)
-    for training in (True, False):
-        memory, keys = model.train(training).write_episode(images, model.encoder(images))
-        assert (memory == 0).all() and (keys.kl_to_prior() == 0).all()
-    own = model.elbo(images, sample=False)
+    own = empty.eval().elbo(images, sample=False)
+    assert (own.key_kl == 0).all()
     assert_same_terms(own, model.elbo(images, model.empty(2), sample=False))
-
-
-def test_a_share_of_one_never_writes_by_hand_either():
-    config = config_of("hard-grey")
-    model = Kpp(replace(config, memory=replace(config.memory, unwritten=1.0))).eval()
-    assert (model.write(draw(config, 8)).map == 0).all()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -1586,9 +1455,9 @@ def test_what_is_left_unwritten_is_not_in_the_memory(kind: str, monkeypatch):
         maps = model.encoder(images)
         changed = maps.clone()
         changed[:, 6:] = 1 - changed[:, 6:]
-        proposal = model.placer.propose(maps)
-        places = model.placer.place(proposal, 2, 8, maps.device, stream(1))
-        monkeypatch.setattr(model.placer, "place", lambda *_: places)
+        proposal = model.placement.propose(maps)
+        cells = model.placement.place(proposal, 2, 8, stream(1), maps.device)
+        monkeypatch.setattr(model.placement, "place", lambda *_: cells)
         model.train()
         one, two = (model.write_episode(images, m)[0] for m in (maps, changed))
         assert torch.equal(one, two) and one.abs().max() > 0
@@ -1608,10 +1477,10 @@ def test_an_unwritten_images_pixels_are_not_in_the_memory_either():
     changed[:, 6:] = 1 - changed[:, 6:]
     with torch.no_grad():
         maps = model.encoder(images)
-        one, two = (model.write_episode(x, maps, stream(1))[0] for x in (images, changed))
+        one, two = (model.write_episode(x, maps, generator=stream(1))[0] for x in (images, changed))
         assert torch.equal(one, two)
         changed[:, 5] = 1 - changed[:, 5]
-        assert not torch.equal(model.write_episode(changed, maps, stream(1))[0], one)
+        assert not torch.equal(model.write_episode(changed, maps, generator=stream(1))[0], one)
 
 
 def test_blocks_are_noisy_in_training_only():
@@ -1619,9 +1488,9 @@ def test_blocks_are_noisy_in_training_only():
     model = Kpp(replace(config, memory=replace(config.memory, noise=0.1)))
     images = draw(config, 2, 12)
     maps = model.encoder(images).detach()
-    clean = model.eval().write_episode(images, maps, stream(1))[0]
-    assert torch.equal(clean, model.write_episode(images, maps, stream(1))[0])
-    noisy = model.train().write_episode(images, maps, stream(1))[0]
+    clean = model.eval().write_episode(images, maps, generator=stream(1))[0]
+    assert torch.equal(clean, model.write_episode(images, maps, generator=stream(1))[0])
+    noisy = model.train().write_episode(images, maps, generator=stream(1))[0]
     assert (noisy - clean).std().item() == pytest.approx(0.1, rel=0.15)
 
 
@@ -1642,7 +1511,7 @@ def test_calling_the_model_gives_the_terms_by_name(kind: str, locality: float):
     torch.manual_seed(3)
     expected = model.elbo(images)
     assert type(called) is dict
-    proposal = model.placer.propose(model.encoder(images))
+    proposal = model.placement.propose(model.encoder(images))
     extra = called.pop("auxiliary", None)
     assert (extra is not None) == (locality > 0)
     if extra is not None and proposal is not None:
@@ -1665,15 +1534,16 @@ def test_training_reaches_every_parameter(any_model: Kpp, locality: float):
     sorts = model.config.memory.placement == "transport" and not locality
     for name, parameter in model.named_parameters():
         reached = parameter.grad is not None and bool(parameter.grad.abs().sum() > 0)
-        assert reached == (not (sorts and name.startswith("placer.net"))), name
+        assert reached == (not (sorts and name.startswith("placement.net"))), name
         assert parameter.grad is None or parameter.grad.isfinite().all(), name
 
 
 def test_a_readout_without_maps_has_no_idle_parameters():
-    model = deepcopy(awake("normalised-colour")).train()
+    model = deepcopy(awake("matched-colour")).train()
     assert list(model.readout.shapes) == ["global"]
     ElboTerms(**model(draw(model.config, 2, 8))).loss.backward()
-    assert all(parameter.grad is not None for parameter in model.parameters())
+    idle = [name for name, parameter in model.named_parameters() if parameter.grad is None]
+    assert all(name.startswith("placement.net") for name in idle)  # which sorts, and no more
 
 
 def test_the_auxiliary_loss_moves_keys_and_nothing_else():
@@ -1683,11 +1553,11 @@ def test_the_auxiliary_loss_moves_keys_and_nothing_else():
     model(draw(config, 2, 8))["auxiliary"].backward()
     for name, parameter in model.named_parameters():
         moved = parameter.grad is not None and bool(parameter.grad.abs().sum() > 0)
-        assert moved == name.startswith("placer.net"), name
+        assert moved == name.startswith("placement.net"), name
 
 
 def test_a_few_steps_of_training_raise_the_bound():
-    config = config_of("gaussian-grey")
+    config = config_of("matched-grey")
     model, images = Kpp(config), draw(config, 4, 3)
     optimiser = torch.optim.Adam(model.parameters(), lr=5e-3)
     losses = []
@@ -1705,3 +1575,15 @@ def test_grey_pixels_may_be_trained_on_but_not_scored(model: Kpp):
     with pytest.raises(UserError, match="binarize"):
         model.elbo(grey)
     assert model.train().elbo(grey).loss.isfinite()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_in_half_precision_blocks_and_memories_stay_float32(kind: str):
+    model = deepcopy(awake(f"{kind}-grey")).train()
+    images = draw(model.config, 2, 4)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert model.write(images).map.dtype == torch.float32
+        outputs = model(images)
+    assert all(
+        value.dtype == torch.float32 and value.isfinite().all() for value in outputs.values()
+    )

@@ -1,58 +1,78 @@
-"""Presets: one for each data set, model and setting; `kpp` is what one gets without asking."""
+"""Presets: one for each data set, model and setting; `kpp` is the default model."""
 
+import math
 from dataclasses import replace
 
 import pytest
 
-from kanerva.cli.train import named
+from kanerva.cli.train import named_preset, peek
+from kanerva.config import MODEL_CONFIGS, KppConfig, KppPaperConfig, RunConfig
 from kanerva.errors import UserError
-from kanerva.models import Kpp, KppPaper, build
+from kanerva.models import build
+from kanerva.models.kpp import Kpp
+from kanerva.models.kpp_paper import KppPaper
 from kanerva.presets import PRESETS, preset
+
+
+def kpp(run: RunConfig) -> KppConfig:
+    assert isinstance(run.model, KppConfig)
+    return run.model
 
 
 @pytest.mark.parametrize("name", sorted(PRESETS))
 def test_the_default_is_the_store(name: str):
     run = preset(name)
-    assert (run.model, run.variant) == ("kpp", "store") and run == preset(name, "kpp", "store")
-    assert run.memory.shape == (3, 64, 64) and run.memory.read == "hard"
-    assert run.episode_length <= run.memory.capacity
+    assert (run.model.name, run.variant) == ("kpp", "store")
+    assert run == preset(name, "kpp", "store")
+    assert kpp(run).memory.shape == (3, 64, 64) and kpp(run).memory.placement == "cells"
+    assert run.episode_length <= kpp(run).memory.capacity
     assert run.data.set == preset(name, "kpp-paper").data.set == name
-    assert isinstance(build(run.model_config()), Kpp)
+    assert isinstance(build(run.model), Kpp)
 
 
 @pytest.mark.parametrize("name", sorted(PRESETS))
 def test_generate_keeps_no_more_floats_than_store(name: str):
     run = preset(name, variant="generate")
-    assert run.memory.placement == "transport" and run.memory.read == "soft"
-    assert run.memory.channels * run.memory.size**2 <= 3 * 64 * 64
-    assert isinstance(build(run.model_config()), Kpp)
+    assert kpp(run).memory.placement == "transport"
+    assert math.prod(kpp(run).memory.shape) <= 3 * 64 * 64
+    assert isinstance(build(run.model), Kpp)
 
 
 @pytest.mark.parametrize("name", sorted(PRESETS))
 @pytest.mark.parametrize("variant", ["store", "generate"])
 def test_pixels_of_8_bits_see_their_neighbours_and_binary_ones_need_not(name: str, variant: str):
     run = preset(name, variant=variant)
-    levels = run.likelihood.kind == "logistic_mixture"
-    assert (run.decoder.neighbours > 0) == levels == (run.optim.clip > 10)
-    assert not levels or run.readout.size == 0
+    levels = run.model.likelihood == "logistic_mixture"
+    assert (kpp(run).decoder.neighbours > 0) == levels == (run.optim.clip > 10)
+    assert not levels or kpp(run).readout.size == 0
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS))
+@pytest.mark.parametrize("model", MODEL_CONFIGS)
+def test_every_model_has_a_run_on_every_data_set(name: str, model: str):
+    run = preset(name, model)
+    assert (run.model.name, run.preset, run.data.set) == (model, name, name)
+    assert run.variant == ("store" if model == "kpp" else None)
 
 
 def test_images_of_another_size_have_the_settings_of_that_size():
     small, large, wide = (preset("images", image=(3, *s)) for s in ((32, 32), (64, 64), (32, 64)))
-    assert small == preset("images") and small.memory.outline
+    assert small == preset("images") and kpp(small).memory.outline
     for run in (large, wide):
-        assert not run.memory.outline and run.batch == 2
+        assert not kpp(run).memory.outline and run.batch == 2
     assert large == replace(preset("mazes"), preset="images", data=small.data)
-    flags = ["--preset", "images", "--image", "[3, 64, 64]"]
-    assert named("images", flags) == named("images", [], {"image": [3, 64, 64]}) == large
-    for wrong in ("[3, 64", "64", "[3, 64]", "[3, 64, x]"):  # for the parser to refuse
-        assert named("images", ["--image", wrong]) == small
+    asked, nothing = peek(["--preset", "images", "--image", "[3, 64, 64]"]), peek([])
+    assert named_preset("images", asked, {}) == large
+    assert named_preset("images", nothing, {"image": [3, 64, 64]}) == large
+    for wrong in ("[3, 64", "64", "[3, 64]", "[3, 64, x]"):  # for the full parser to refuse
+        assert named_preset("images", peek(["--image", wrong]), {}) == small
 
 
 def test_the_printed_model_is_as_printed():
     run = preset("mnist", "kpp-paper")
-    assert run.variant is None and run.memory.reads == 2 and run.optim.optimiser == "lars_adam"
-    assert isinstance(build(run.model_config()), KppPaper)
+    assert isinstance(run.model, KppPaperConfig) and run.model.memory.reads == 2
+    assert run.variant is None and run.optim.optimiser == "lars_adam"
+    assert isinstance(build(run.model), KppPaper)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """The README's commands and code run as printed; links and the map lead somewhere."""
 
+import ast
+import itertools
 import re
 import shlex
 from pathlib import Path
@@ -10,10 +12,9 @@ from kanerva.cli import VERBS, main
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
-TOY = [
-    "--steps", "3", "--encoder.width", "4", "--memory.base", "8", "--keys.hidden", "8",
-    "--readout.hidden", "8", "--readout.prior-width", "4", "--decoder.base", "8",
-    "--validate-episodes", "2", "--device", "cpu",
+TOY = [  # options that every model has
+    "--steps", "3", "--encoder.width", "4", "--decoder.base", "8", "--validate-episodes", "2",
+    "--device", "cpu",
 ]  # fmt: skip
 
 
@@ -82,37 +83,117 @@ def test_links_lead_somewhere(name: str):
         assert not heading or heading in there, target
 
 
-def test_the_map_names_every_module():
-    tree = re.search(r"```text\nsrc/kanerva/.*?```", README, re.DOTALL)
-    assert tree is not None
+# The map
+
+
+def modules() -> dict[str, Path]:
+    """Every file of the package by dotted name; a folder's name is its `__init__`."""
+    found = {}
     for file in (ROOT / "src/kanerva").rglob("*.py"):
-        if not file.name.startswith("__"):
-            inner = file.parent.name == "data" and file.stem in ("cache", "fetch", "image_set")
-            inner = inner or file.stem in ("base", "binarize")
-            assert inner or file.stem in tree.group(), file
+        name = ".".join(file.relative_to(ROOT / "src").with_suffix("").parts)
+        found[name.removesuffix(".__init__")] = file
+    return found
+
+
+def read_map() -> dict[str, float]:
+    """The line of docs/architecture.md on which each module stands.
+
+    The map is the ```text block that begins with `src/kanerva/`. Below that line:
+
+        indent name [name ...]  what it is
+
+    Each line is indented by two spaces for each folder it lies in. Its names are separated by one
+    space, and two or more spaces end them; what follows is prose. A name with a slash is a folder:
+    lines indented below it are its own, and without any it stands for all that it holds, in any
+    order. A folder may come twice, where others lie between its parts. Its `__init__` comes
+    after the folder's last line unless it is named.
+    """
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    (tree,) = re.findall(r"```text\nsrc/kanerva/\n(.*?)```", text, re.DOTALL)
+    lines, rank = tree.splitlines(), dict[str, float]()
+    last_line: dict[str, int] = {}  # of each folder
+    folders = ["kanerva"]
+    for number, line in enumerate(lines):
+        depth = (len(line) - len(line.lstrip())) // 2
+        names = re.split(r"\s{2,}", line.strip())[0].split(" ")
+        assert 0 < depth <= len(folders), (
+            f"line {number + 1} of the map is indented wrongly: {line}"
+        )
+        folders = folders[:depth]
+        for level in range(depth):
+            last_line[".".join(folders[: level + 1])] = number
+        for name in names:
+            module = ".".join([*folders, name.rstrip("/")]).removesuffix(".__init__")
+            if name.endswith("/"):
+                assert len(names) == 1, f"a folder has a line of its own: {line}"
+                last_line[module] = number
+                folders = [*folders, name.rstrip("/")]
+            else:
+                assert module not in rank, f"{module} stands twice in the map"
+                rank[module] = number
+    whole = {folder for folder in last_line if not any(n.startswith(f"{folder}.") for n in rank)}
+    for module in modules():
+        inside = [folder for folder in whole if f"{module}.".startswith(f"{folder}.")]
+        if module not in rank and inside:
+            rank[module] = last_line[inside[0]]
+        elif module not in rank and module in last_line:  # an `__init__`
+            rank[module] = last_line[module] + 0.5
+    return rank
+
+
+def imports(file: Path, known: dict[str, Path]) -> set[str]:
+    """Modules of the package that a file imports, anywhere but for type checkers alone."""
+    tree = ast.parse(file.read_text())
+    typing_only = {
+        inner
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        for statement in node.body
+        for inner in ast.walk(statement)
+    }
+    found = set()
+    for node in ast.walk(tree):
+        if node in typing_only:
+            continue
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        if isinstance(node, ast.ImportFrom) and node.module:
+            inner = {f"{node.module}.{alias.name}": node.module for alias in node.names}
+            found |= {name if name in known else module for name, module in inner.items()}
+    return found & known.keys()
+
+
+def test_the_map_names_every_module():
+    rank, known = read_map(), modules()
+    assert not known.keys() - rank.keys(), "docs/architecture.md does not name these"
+    assert not rank.keys() - known.keys(), "docs/architecture.md names these, which are not there"
 
 
 def test_imports_go_one_way_down_the_map():
-    """A file imports only from its own line of the map or from lines above it."""
-    tree = re.search(r"```text\nsrc/kanerva/.*?```", README, re.DOTALL)
-    assert tree is not None
-    rank: dict[str, int] = {}
-    for number, line in enumerate(tree.group().splitlines()[2:]):
-        words = line.split()
-        if line.startswith(" " * 20):  # goes on from the line above
-            continue
-        if words and words[0] == "tests/":
-            break
-        for word in [words[0]] if words[0].endswith("/") else re.split(r"\s{2,}", line.strip()):
-            for name in word.split():
-                rank.setdefault(name.strip("/"), number)
-    package = ROOT / "src/kanerva"
-    for file in package.rglob("*.py"):
-        part = file.relative_to(package).parts[0].removesuffix(".py")
-        if part.startswith("__"):
-            continue
-        for found in re.findall(r"^\s*from kanerva\.(\w+)", file.read_text(), re.MULTILINE):
-            assert rank[found] <= rank[part], f"{file} imports {found}, which stands below it"
+    """A file imports only from lines above its own; within a folder that has one line, freely."""
+    rank, known = read_map(), modules()
+    for module, file in known.items():
+        for found in imports(file, known) - {module}:
+            shared = rank[found] == rank[module] and _one_line_folder(module, found, rank)
+            assert rank[found] < rank[module] or shared, f"{module} imports {found} from below"
+
+
+def _one_line_folder(one: str, other: str, rank: dict[str, float]) -> bool:
+    """Whether two modules of one line lie in a folder of which the map shows no more."""
+    parts = zip(one.split("."), other.split("."), strict=False)
+    common = ".".join(a for a, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], parts))
+    return {line for name, line in rank.items() if f"{name}.".startswith(f"{common}.")} == {
+        rank[one]
+    }
+
+
+def test_the_laboratory_is_imported_by_the_command_line_alone():
+    known = modules()
+    for module, file in known.items():
+        room = ".".join(module.split(".")[:2])
+        if room not in ("kanerva.lab", "kanerva.cli"):
+            found = [name for name in imports(file, known) if f"{name}.".startswith("kanerva.lab.")]
+            assert not found, f"{module} imports {found}"
 
 
 def test_the_version_stands_once():

@@ -1,39 +1,37 @@
-"""What all models offer, and the two that have no memory to speak of."""
+"""The two rivals without a memory to look things up in, and the harness all rivals run in.
 
-import math
+What every model keeps is in test_contract.py.
+"""
+
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from torch.distributions import Normal
 
-from kanerva.cli import main
-from kanerva.config import ModelConfig, ModelName, RowsConfig, RunConfig
-from kanerva.data import FixedEpisodes, ImageSet
-from kanerva.errors import UserError
+from kanerva.config import MODEL_CONFIGS, KppPaperConfig, option_names
+from kanerva.data.episodes import FixedEpisodes
+from kanerva.data.image_set import ImageSet
 from kanerva.evaluation.bound import bound
 from kanerva.evaluation.controls import controls
 from kanerva.memory.heap import Memory
-from kanerva.models import MODELS, VAE, NoMemory, build
-from kanerva.models.rivals.no_memory import dense_net, replaced_parameters
+from kanerva.models import build
+from kanerva.models.rivals.no_memory import NoMemory, dense_net, replaced_parameters
+from kanerva.models.rivals.vae import Vae
 from kanerva.presets import preset
 
 
-def plain(tiny: ModelConfig, model: ModelName) -> ModelConfig:
-    return replace(tiny, model=model, encoder=replace(tiny.encoder, shift=0.0))
+@pytest.fixture
+def vae(tiny: KppPaperConfig, as_model: Callable, draw) -> Vae:
+    return awake(Vae(as_model(tiny, "vae")), draw)
 
 
 @pytest.fixture
-def vae(tiny: ModelConfig, draw) -> VAE:
-    return awake(VAE(plain(tiny, "vae")), draw)
-
-
-@pytest.fixture
-def no_memory(tiny: ModelConfig, draw) -> NoMemory:
-    return awake(NoMemory(plain(tiny, "no-memory")), draw)
+def no_memory(tiny: KppPaperConfig, as_model: Callable, draw) -> NoMemory:
+    return awake(NoMemory(as_model(tiny, "no-memory")), draw)
 
 
 def awake(model, draw):
@@ -50,40 +48,21 @@ def awake(model, draw):
     return model.eval()
 
 
-def test_every_model_has_its_name():
-    assert set(MODELS) == set(get_args(ModelName))
-    for name in MODELS:
-        config = preset("glyphs", name)
-        assert isinstance(build(config.model_config()), MODELS[name])
-
-
 def test_rivals_are_the_papers_run_with_another_memory():
     paper = preset("mnist", "kpp-paper")
-    for name in set(MODELS) - {"kpp", "kpp-paper"}:
+    for name in set(MODEL_CONFIGS) - {"kpp", "kpp-empty", "kpp-paper"}:
         run = preset("mnist", name)
-        assert run.encoder.shift == (paper.encoder.shift if name == "dkm-tsm" else 0)
-        back = replace(run, model="kpp-paper", encoder=paper.encoder)
-        assert back == paper
-
-
-def test_rows_name_only_what_has_rows():
-    """Sizes of a matrix that a model does not have change nothing about it."""
-    wide = RowsConfig(width=50)
-    for name in MODELS:
-        run = preset("glyphs", name)
-        same = replace(run, rows=wide).config_hash() == run.config_hash()
-        assert same == (name not in ("km", "dkm", "dkm-tsm", "dnc"))
-
-
-def test_a_shift_is_refused_where_images_are_seen_one_by_one(tiny: ModelConfig):
-    with pytest.raises(UserError, match="vae sees one image at a time: encoder.shift=0, not 0.125"):
-        replace(tiny, model="vae")
+        assert replace(run, model=paper.model) == paper
+        for group, theirs in vars(paper.model).items():
+            ours = vars(getattr(run.model, group, theirs)) if hasattr(theirs, "group") else {}
+            assert all(getattr(theirs, option) == value for option, value in ours.items())
+        assert hasattr(run.model.encoder, "shift") == (name == "dkm-tsm")
 
 
 # vae
 
 
-def test_the_vaes_bound_is_that_of_its_formula(vae: VAE, draw):
+def test_the_vaes_bound_is_that_of_its_formula(vae: Vae, draw):
     images = draw(vae.config, 2, 3)
     terms = vae.elbo(images, generator=torch.Generator().manual_seed(1))
     posterior = vae.readout_posterior(vae.encoder(images))
@@ -98,54 +77,18 @@ def test_the_vaes_bound_is_that_of_its_formula(vae: VAE, draw):
     assert terms.readout_kl.min() > 0.1
 
 
-def test_the_vaes_bound_lies_above_its_importance_weighted_one(vae: VAE, draw):
-    images = draw(vae.config, 2, 4)
-    noise = torch.Generator().manual_seed(0)
-    weights = vae.log_weights(images, 400, generator=noise)
-    elbo = weights.mean(0)
-    tight = torch.logsumexp(weights, 0) - math.log(400)
-    assert (tight > elbo).all()
-    many = torch.stack([vae.elbo(images, generator=noise).elbo for _ in range(400)])
-    spread = 4 * (weights.std(0) + many.std(0)) / 20
-    assert ((many.mean(0) - elbo).abs() < spread).all()
-
-
-def test_an_image_costs_a_vae_the_same_in_any_company(vae: VAE, draw):
-    images = draw(vae.config, 5)
-    alone = torch.stack([vae.elbo(images[t : t + 1], sample=False).nll_nats[0] for t in range(5)])
-    torch.testing.assert_close(vae.elbo(images, sample=False).nll_nats, alone)
-
-
-def test_a_vae_says_what_it_has_no_notion_of(vae: VAE, draw):
-    images = draw(vae.config, 2)
-    memory = Memory(torch.zeros(1, 1, 1))
-    for call in (
-        lambda: vae.write(images),
-        lambda: vae.empty(),
-        lambda: vae.recall(memory, images),
-        lambda: vae.permuted(images),
-        lambda: vae.elbo(images, memory),
-        lambda: vae.generate(memory, 2),
-        lambda: vae.append(memory, images),
-        lambda: vae.memory_kl(images),
-    ):
-        with pytest.raises(UserError, match="vae"):
-            call()
-    assert vae.generate(None, 3).shape == (3, *vae.config.image)
-
-
 # no-memory
 
 
 def test_its_dense_net_is_as_large_as_what_it_replaces():
     for name in ("glyphs", "mnist", "cifar10"):
-        config = preset(name, "no-memory").model_config()
-        model, paper = build(config), build(preset(name, "kpp-paper").model_config())
+        config = preset(name, "no-memory").model
+        model, paper = build(config), build(preset(name, "kpp-paper").model)
         mine, theirs = (sum(p.numel() for p in m.parameters()) for m in (model, paper))
         assert abs(mine - theirs) < 0.05 * theirs
         replaced = sum(
             p.numel()
-            for part in (paper.writer, paper.key_posterior, paper.readout_prior)
+            for part in (paper.writer, paper.key_network, paper.readout_prior)
             for p in part.parameters()
         )
         assert replaced_parameters(config, model.encoder.features) == replaced
@@ -193,33 +136,10 @@ def test_what_is_left_out_is_not_pooled(no_memory: NoMemory, draw):
         torch.testing.assert_close(terms.readout_kl[t], posterior.kl(prior)[0, 0])
 
 
-def test_importance_weights_of_no_memory_average_to_its_bound(no_memory: NoMemory, draw):
-    images = draw(no_memory.config, 3)
-    noise = torch.Generator().manual_seed(0)
-    weights = no_memory.log_weights(images, 400, generator=noise)
-    many = torch.stack([no_memory.elbo(images, generator=noise).elbo for _ in range(400)])
-    spread = 4 * (weights.std(0) + many.std(0)) / 20
-    assert ((many.mean(0) - weights.mean(0)).abs() < spread).all()
-
-
-def test_no_memory_cannot_recall(no_memory: NoMemory, draw):
-    images = draw(no_memory.config, 3)
-    memory = no_memory.write(images)
-    with pytest.raises(UserError, match="nothing can be looked up"):
-        no_memory.recall(memory, images)
-    with pytest.raises(UserError, match="nothing to be near to"):
-        no_memory.generate(memory, 2, near=(torch.zeros(0), 0.1))
-    with pytest.raises(UserError, match="write one first"):
-        no_memory.generate(None, 2)
-    assert no_memory.generate(memory, 5).shape == (5, *no_memory.config.image)
-    batch = no_memory.write(draw(no_memory.config, 2, 3))
-    assert no_memory.generate(batch, 5).shape == (2, 5, *no_memory.config.image)
-
-
 # The harness
 
 
-def test_controls_of_a_model_without_memory_are_its_own_bound(vae: VAE):
+def test_controls_of_a_model_without_memory_are_its_own_bound(vae: Vae):
     pixels = torch.randint(0, 256, (12, *vae.config.image), dtype=torch.uint8)
     episodes = FixedEpisodes(
         ImageSet("mnist", "test", pixels), episode_length=4, binarization="sample"
@@ -229,16 +149,34 @@ def test_controls_of_a_model_without_memory_are_its_own_bound(vae: VAE):
     assert found["own"] == bound(vae, episodes, limit=3)
 
 
-@pytest.mark.parametrize("model", sorted(set(MODELS) - {"kpp", "kpp-paper"}))
+SMALL = {
+    "encoder.width": 8,
+    "decoder.base": 16,
+    "memory.size": 12,
+    "memory.block": 6,
+    "memory.base": 16,
+    "memory.capacity": 12,
+    "readout.size": 5,
+    "readout.hidden": 16,
+    "readout.prior-width": 8,
+    "keys.hidden": 16,
+    "rows.count": 6,
+    "rows.width": 10,
+}
+
+
+@pytest.mark.parametrize("model", sorted(set(MODEL_CONFIGS) - {"kpp", "kpp-paper"}))
 def test_a_rival_trains_resumes_evaluates_and_compares(
-    tmp_path: Path, small_run: RunConfig, mnist_root: Path, model: ModelName, capsys
+    tmp_path: Path, mnist_root: Path, model: str, capsys
 ):
+    from kanerva.cli import main
+
     run, pieces = tmp_path / "run", tmp_path / "pieces"
     flags = ["--preset", "mnist", "--model", model, "--data-root", str(mnist_root)]
-    flags += ["--encoder.width", "8", "--encoder.blocks", "[1,1,1,1]", "--decoder.base", "16"]
-    flags += ["--memory.size", "12", "--memory.block", "6", "--memory.base", "16"]
-    flags += ["--readout.size", "5", "--readout.hidden", "16", "--readout.prior-width", "8"]
-    flags += ["--keys.hidden", "16", "--rows.count", "6", "--rows.width", "10"]
+    known = option_names(MODEL_CONFIGS[model])
+    for option, value in SMALL.items():
+        if option.replace("-", "_") in known:
+            flags += [f"--{option}", str(value)]
     flags += ["--episode-length", "4", "--batch", "2", "--steps", "4", "--validate-every", "2"]
     flags += ["--validate-episodes", "2", "--device", "cpu"]
     assert main(["train", *flags, "--run", str(run)]) == 0

@@ -12,7 +12,7 @@ from kanerva.config import (
     PaperReadoutConfig,
     VectorReadoutConfig,
 )
-from kanerva.distributions import DiagonalNormal, recoverable_clamp
+from kanerva.distributions import DiagonalNormal, PointMass, recoverable_clamp
 from kanerva.layers.dense import deep_linear
 from kanerva.layers.evonorm import EvoNormS0
 from kanerva.layers.residual import residual_stack, zeroed
@@ -57,6 +57,9 @@ class ReadoutPrior(nn.Module):
 # kpp: a readout with a global and a spatial part, and a posterior that starts at the prior
 
 
+Normals = list[DiagonalNormal] | list[PointMass]
+
+
 @dataclass(frozen=True)
 class Reading:
     """A readout part by part: its value, p's normal for it, and the one it was drawn from.
@@ -65,8 +68,8 @@ class Reading:
     """
 
     values: list[Tensor]
-    priors: list[DiagonalNormal]
-    sources: list[DiagonalNormal]  # q's, or p's own where z came from p
+    priors: Normals
+    sources: Normals  # q's, or p's own where z came from p
 
     @property
     def readout(self) -> Readout:
@@ -76,7 +79,8 @@ class Reading:
     def kl(self) -> PerImage:
         """KL[q(z|.) || p(z|M, y)]; zero where z came from p itself."""
         pairs = zip(self.sources, self.priors, strict=True)
-        return torch.stack([source.kl(prior) for source, prior in pairs]).sum(dim=0)
+        each = [source.kl(prior) for source, prior in pairs]  # pyright: ignore[reportArgumentType]
+        return torch.stack(each).sum(dim=0)
 
     @property
     def log_prior(self) -> PerImage:
@@ -88,7 +92,7 @@ class Reading:
         """ln q(z|.), or ln p again where z came from p."""
         return self._log_prob(self.sources)
 
-    def _log_prob(self, normals: list[DiagonalNormal]) -> PerImage:
+    def _log_prob(self, normals: Normals) -> PerImage:
         pairs = zip(normals, self.values, strict=True)
         return torch.stack([normal.log_prob(value) for normal, value in pairs]).sum(dim=0)
 

@@ -41,7 +41,7 @@ def run_from_dict(data: Any, where: str = "config") -> RunConfig:
 
 
 def require_known(
-    cls: type[ModelConfig], options: dict[str, Any], known: list[str], where: str
+    cls: type[ModelConfig], options: dict[Any, Any], known: list[str], where: str
 ) -> None:
     """Refuse an option that is not among the known ones; a whole group may stand for its own."""
     groups = {name.partition(".")[0] for name in known}

@@ -19,7 +19,7 @@ def to_dict(config: Any) -> dict[str, Any]:
     return json.loads(json.dumps(content))
 
 
-def flatten(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(nested: dict[Any, Any], prefix: str = "") -> dict[str, Any]:
     """{"memory": {"size": 8}} as {"memory.size": 8}."""
     flat: dict[str, Any] = {}
     for key, value in nested.items():

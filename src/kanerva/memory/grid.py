@@ -15,17 +15,19 @@ from kanerva.shapes import Blocks, Cells, MemoryMap, Points
 
 
 class Grid:
-    """`capacity` cells in rows and columns over a memory of side `size`, numbered row by row."""
+    """`capacity` cells in rows and columns over a memory of side `size`, or of (height, width),
+    numbered row by row."""
 
-    def __init__(self, capacity: int, size: int) -> None:
+    def __init__(self, capacity: int, size: int | tuple[int, int]) -> None:
         self.rows, self.columns = rows_and_columns(capacity)
-        if self.columns > size:
+        self.height, self.width = (size, size) if isinstance(size, int) else size
+        if self.rows > self.height or self.columns > self.width:
             raise UserError(
                 f"memory.capacity={capacity} is a grid of {self.rows} x {self.columns} cells, too "
                 f"fine for a memory of side {size}"
             )
-        self.capacity, self.size = capacity, size
-        self.block = (size // self.rows, size // self.columns)  # h, w: pixels of one cell
+        self.capacity = capacity
+        self.block = (self.height // self.rows, self.width // self.columns)  # h, w of one cell
 
     def centres(self, device: torch.device | str = "cpu") -> Float[Tensor, "cells 2"]:
         """The middle (x, y) of every cell on [-1, 1]."""
@@ -48,11 +50,11 @@ class Grid:
             torch.arange(self.rows, device=device),
             torch.arange(self.columns, device=device),
         )
-        top = (rows * self.size + self.rows - 1) // self.rows  # rounded up
-        left = (columns * self.size + self.columns - 1) // self.columns
+        top = (rows * self.height + self.rows - 1) // self.rows  # rounded up
+        left = (columns * self.width + self.columns - 1) // self.columns
         down = top[:, None] + torch.arange(self.block[0], device=device)  # (rows, h)
         across = left[:, None] + torch.arange(self.block[1], device=device)  # (columns, w)
-        places = down[:, None, :, None] * self.size + across[None, :, None, :]
+        places = down[:, None, :, None] * self.width + across[None, :, None, :]
         return places.flatten(2).flatten(0, 1)
 
     def read(self, memory: MemoryMap, cells: Cells) -> Blocks:
@@ -66,9 +68,9 @@ class Grid:
         """A memory with each block in its cell and zeros elsewhere; no two share a cell."""
         places = self.pixels(blocks.device)[cells].flatten(1)
         values = blocks.transpose(1, 2).flatten(2)  # (B, Cm, T h w)
-        empty = values.new_zeros(*values.shape[:2], self.size**2)
+        empty = values.new_zeros(*values.shape[:2], self.height * self.width)
         filled = empty.scatter(2, places[:, None].expand_as(values), values)
-        return filled.unflatten(2, (self.size, self.size))
+        return filled.unflatten(2, (self.height, self.width))
 
 
 def match(points: Points, grid: Grid, generator: Noise = None) -> Cells:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from PIL import Image
 from torch import Tensor
 
@@ -99,7 +99,7 @@ class Memory:
     @property
     def grid(self) -> Grid:
         """The cells that blocks lie in."""
-        return Grid(self.capacity, self.map.shape[-1])
+        return Grid(self.capacity, (self.map.shape[-2], self.map.shape[-1]))
 
     @property
     def capacity(self) -> int:
@@ -159,11 +159,16 @@ class Memory:
 
     @classmethod
     def empty(
-        cls, shape: tuple[int, int, int], capacity: int, batch: int, device: torch.device
+        cls,
+        shape: tuple[int, int, int],
+        capacity: int,
+        batch: int,
+        device: torch.device,
+        dtype: torch.dtype | None = None,
     ) -> "Memory":
         """A batch of memories that hold nothing."""
         owners = torch.full((batch, capacity), -1, dtype=torch.long, device=device)
-        return cls(torch.zeros(batch, *shape, device=device), owners)
+        return cls(torch.zeros(batch, *shape, device=device, dtype=dtype), owners)
 
     def malloc(self, blocks: Blocks, cells: Cells) -> "Memory":
         """A batch of memories with one block more in each of some free cells. Their handles are the
@@ -173,20 +178,56 @@ class Memory:
         owners = self.require_slots().scatter(1, cells, new)
         return Memory(self.map + self.grid.paste(blocks, cells), owners, self.issued + length)
 
-    def free(self, *handles: int | list[int]) -> "Memory":
-        """The memory without some blocks; the handles of all others stay as they are."""
+    def free_cells(self, count: int) -> Cells:
+        """The first `count` free cells of each memory of a batch."""
+        held = self.require_slots() >= 0
+        if bool((held.sum(dim=1) + count > self.capacity).any()):
+            raise UserError(
+                f"the memory is full: its capacity is {self.capacity} blocks, "
+                f"{int(held.sum(dim=1).max())} are held, and {count} more were given"
+            )
+        return held.int().argsort(dim=1, stable=True)[:, :count]
+
+    def free(self, *handles: int | list[int] | Int[Tensor, "*B T"]) -> "Memory":
+        """The memory without some blocks; the handles of all others stay as they are. For a batch
+        a tensor names handles of each memory, -1 none: what `read` found may be given as it is."""
+        if self.is_batch and len(handles) == 1 and isinstance(handles[0], Tensor):
+            return self._clear(self._named(handles[0]))
         owners = self._require_one()
-        named = [h for one in handles for h in (one if isinstance(one, list) else [one])]
+        named = [h for one in handles for h in torch.as_tensor(one).flatten().tolist()]
         if len(set(named)) != len(named):
             raise UserError(f"a handle is named twice: {named}")
         if not named:
             return self
         cells = torch.tensor([self.slot_of(h) for h in named], device=self.map.device)
-        gone = torch.zeros(self.map.shape[-2:], dtype=torch.bool, device=self.map.device)
-        gone.view(-1)[self.grid.pixels(self.map.device)[cells]] = True
-        return replace(
-            self, map=self.map.masked_fill(gone, 0), owners=owners.index_fill(0, cells, -1)
+        return self._clear(torch.zeros_like(owners, dtype=torch.bool).index_fill(0, cells, True))
+
+    def _named(self, handles: Int[Tensor, "..."]) -> Bool[Tensor, "B slots"]:
+        """Which cells of each memory the handles name; twice is once."""
+        if handles.ndim != 2 or len(handles) != len(self.map):
+            raise UserError(
+                f"a batch of {len(self.map)} memories takes handles ({len(self.map)}, number), got "
+                f"{tuple(handles.shape)}"
+            )
+        matches = self.require_slots()[:, None] == handles[..., None]  # (B, T, slots)
+        lost = (handles != -1) & ~(matches.any(dim=-1) & (handles >= 0))
+        if bool(lost.any()):
+            raise UserError(
+                f"handle {int(handles[lost][0])} is not held: it was freed, or never given out"
+            )
+        return (matches & (handles >= 0)[..., None]).any(dim=1)
+
+    def _clear(self, gone: Bool[Tensor, "*B slots"]) -> "Memory":
+        """Zeros in some cells, which are free from then on."""
+        pixels = torch.zeros(
+            (*gone.shape[:-1], self.grid.height * self.grid.width),
+            dtype=torch.bool,
+            device=gone.device,
         )
+        pixels[..., self.grid.pixels(gone.device)] = gone[..., None]
+        pixels = pixels.unflatten(-1, self.map.shape[-2:]).unsqueeze(-3)
+        owners = self.require_slots().masked_fill(gone, -1)
+        return replace(self, map=self.map.masked_fill(pixels, 0), owners=owners)
 
     def quantise(self, dtype: str) -> "Memory":
         """This memory as it reads back after `save(dtype=...)`."""

@@ -259,6 +259,16 @@ class MemoryModel(
         if shape != (expected := self.memory_shape(0)):
             raise UserError(f"this model's memories are {expected}, got {shape}")
 
+    def check_keys(
+        self, memory: Memory, keys: Float[Tensor, "*B_T_key"]
+    ) -> tuple[Float[Tensor, "B Cm Hm Wm"], Float[Tensor, "B T *key"]]:
+        """A memory's map and keys that fit it, as batches; one episode's keys may be either."""
+        maps, shape = self.as_maps(memory), tuple(keys.shape)
+        keys = keys if keys.ndim == 2 + len(self.key_shape) else keys[None]
+        if keys.ndim < 2 or len(keys) != len(maps) or tuple(keys.shape[2:]) != self.key_shape:
+            raise UserError(f"keys {shape} do not fit memory {tuple(maps.shape)}")
+        return maps, keys.to(maps.device)
+
     def require_memory(self, memory: Memory | None) -> Memory:
         """A memory that a method cannot do without; a blank one where nothing is ever written."""
         if not self.remembers:

@@ -226,7 +226,7 @@ class Kpp(KppNetworks):
     def read(
         self,
         memory: Memory,
-        keys: Float[Tensor, "*B T 2"] | None = None,
+        keys: Float[Tensor, "*B_T_key"] | None = None,
         *,
         handles: Handles | None = None,
     ) -> SpatialPrior:

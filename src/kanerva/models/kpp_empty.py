@@ -51,6 +51,6 @@ class KppEmpty(KppNetworks):
     def key_posterior(self, features: FeatureMaps, maps: MemoryMap) -> DiagonalNormal:
         return no_keys(features)
 
-    def traces(self, maps: MemoryMap, keys: Tensor) -> Blocks:
+    def traces(self, maps: Tensor, keys: Tensor) -> Blocks:  # the map has no channels
         """An empty cell."""
         return torch.zeros(*keys.shape[:2], *self.block, device=keys.device)

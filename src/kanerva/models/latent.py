@@ -154,6 +154,8 @@ class LatentModel(MemoryModel):
 
     def permuted(self, images: Images, *, generator: Noise = None) -> ElboTerms:
         """Each image read at its neighbour's key (a control)."""
+        if not self.remembers:
+            raise UserError(f"{self.config.name} has no memory: there are no keys to exchange")
         episode = self.as_pixels(images)
         features = self.encoder(episode)
         maps, keys = self.write_episode(episode, features, generator=generator)
@@ -216,15 +218,6 @@ class LatentModel(MemoryModel):
         if keys is None:
             raise UserError("say where to read: read(memory, keys)")
         return self.read_maps(*self.check_keys(memory, keys))
-
-    def check_keys(self, memory: Memory, keys: Tensor) -> tuple[MemoryMap, AnyKeys]:
-        """A memory's map and keys that fit it, as batches."""
-        maps = self.as_maps(memory)
-        shape = tuple(keys.shape)
-        keys = keys if memory.is_batch else keys[None]
-        if keys.ndim < 2 or len(keys) != len(maps) or tuple(keys.shape[2:]) != self.key_shape:
-            raise UserError(f"keys {shape} do not fit memory {tuple(maps.shape)}")
-        return maps, keys.to(maps.device)
 
     # Generate (§3.4, Fig. 4)
 

@@ -239,7 +239,7 @@ class VariationalMemoryAddressing(MemoryModel):
     def read(
         self,
         memory: Memory,
-        keys: Float[Tensor, "*B T 1"] | None = None,
+        keys: Float[Tensor, "*B_T_key"] | None = None,
         *,
         handles: Handles | None = None,
     ) -> DiagonalNormal:
@@ -248,7 +248,7 @@ class VariationalMemoryAddressing(MemoryModel):
         if (keys is None) == (handles is None):
             raise UserError("say where to read: keys, or handles")
         if keys is not None:
-            addresses = self.addresses_of(keys if memory.is_batch else keys[None], len(held))
+            addresses = self.addresses_of(self.check_keys(memory, keys)[1], len(held))
         else:
             addresses = torch.as_tensor(handles, device=self.device).view(len(held.pixels), -1)
             if bool(((addresses < 0) | (addresses >= len(held))).any()):
