@@ -29,6 +29,7 @@ from kanerva.lab.experiments.picture_measures import (
 from kanerva.lab.experiments.scene import MODELS, Scene, train_for_scene, write_scene
 from kanerva.lab.harness import Finding, save_pictures
 from kanerva.models.kpp import Kpp
+from tiny_lab import TinyLab
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +40,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def lab(runs: Path) -> Lab:
-    return Lab(quick=True, runs=runs, steps=2)
+    return TinyLab(quick=True, runs=runs, steps=2)
 
 
 def noise(seed: int = 0) -> torch.Generator:
