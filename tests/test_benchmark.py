@@ -37,9 +37,9 @@ def work(config: RunConfig) -> float:
 
 def test_work_is_three_times_the_forward_products_of_a_convolution():
     """Encoder's first residual stage by hand: widen it and the difference is its convolutions."""
-    config = preset("mnist")
+    config = preset("glyphs")
     deep = replace(config, model=with_options(config.model, encoder={"depth": 3}))
-    side, width = 14, 64
+    side, width = 14, 16
     block = 2 * 2 * width * width * 9 * side**2  # two convolutions, two FLOP a product
     block += 2 * 2 * (2 * width) ** 2 * 9 * (side // 2) ** 2  # and at the lower resolution
     more = work(deep) - work(config)
@@ -123,11 +123,11 @@ def test_agreement_compares_with_the_first_form(capsys):
 
 
 def test_a_run_stops_at_a_bound(tmp_path: Path, small_run: RunConfig, mnist_root: Path):
-    config = replace(small_run, steps=60, validate_every=10)
+    config = replace(small_run, steps=30, validate_every=10)
     outcome = train(config, tmp_path / "run", until=500.0, data_root=mnist_root)
-    assert outcome.reason == "bound" and outcome.step % 10 == 0 and outcome.step < 60
+    assert outcome.reason == "bound" and outcome.step % 10 == 0 and outcome.step < 30
     assert outcome.best_nll is not None and outcome.best_nll < 500
-    assert train(config, tmp_path / "run", resume=True, data_root=mnist_root).step == 60
+    assert train(config, tmp_path / "run", resume=True, data_root=mnist_root).step == 30
 
 
 def test_time_to_a_bound_counts_from_the_start(tmp_path: Path, small_run, mnist_root: Path):
