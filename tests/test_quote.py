@@ -154,6 +154,7 @@ ALLOWED = {figure for column in paper_figures.TABLE1.values() for figure in colu
     3.47, 3.58,  # ln 32, ln 36
     0.003, 0.01, 0.05,  # values of --memory.noise
     2.3, 2.8,  # aims, bits/dim
+    0.9, 0.999,  # Adam's betas
 }  # fmt: skip
 WORDS = {  # whole numbers beside a unit that are no measurement: aims, levels, numbers of the paper
     "10 nats", "9 nats", "95 %", "100 %", "41.58 nats",
