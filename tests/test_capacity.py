@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from kanerva.evaluation.record import read_record
+from kanerva.evaluation.records import read_record
 from kanerva.lab.capacity import draw, main
 from kanerva.lab.tables import keys, samples, sizes
 

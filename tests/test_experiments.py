@@ -14,6 +14,7 @@ from kanerva.errors import UserError
 from kanerva.lab.experiments import NAMES, Lab, allocator, experiment
 from kanerva.lab.harness import Finding, in_order, perform, save_pictures
 from kanerva.lab.page import conclude, page, pages, rank, read_records
+from tiny_lab import TinyLab
 
 
 @pytest.fixture(scope="module")
@@ -24,13 +25,13 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def lab(runs: Path) -> Lab:
-    return Lab(quick=True, runs=runs, steps=3)
+    return TinyLab(quick=True, runs=runs, steps=3)
 
 
 def test_a_model_is_trained_once_and_then_found(lab: Lab, runs: Path, capsys):
     first = lab.trained("vae", episode_length=4, batch=2)
     assert "training glyphs-vae" in capsys.readouterr().err
-    again = Lab(quick=True, runs=runs, steps=3).trained("vae", episode_length=4, batch=2)
+    again = TinyLab(quick=True, runs=runs, steps=3).trained("vae", episode_length=4, batch=2)
     assert "training" not in capsys.readouterr().err
     pairs = zip(first.parameters(), again.parameters(), strict=True)
     assert all(torch.equal(a, b) for a, b in pairs) and not again.training
@@ -51,7 +52,7 @@ def test_in_a_full_protocol_every_model_sees_as_many_images(name: str, tmp_path:
 
 def test_parts_of_a_config_are_replaced(lab: Lab):
     config = lab.config("kpp", memory={"size": 32}, episode_length=8)
-    assert (config.memory.size, config.episode_length, config.steps) == (32, 8, 3)
+    assert (config.model.memory.size, config.episode_length, config.steps) == (32, 8, 3)
     assert Lab(quick=True, runs=lab.runs).config("kpp", steps=50).steps == 50
     full = Lab(quick=False, runs=lab.runs, preset="mnist")
     seen = [(c.steps or 0) * c.batch * c.episode_length for c in map(full.config, ("kpp", "dkm"))]

@@ -28,7 +28,8 @@ from kanerva.lab.experiments.picture_measures import (
 )
 from kanerva.lab.experiments.scene import MODELS, Scene, train_for_scene, write_scene
 from kanerva.lab.harness import Finding, save_pictures
-from kanerva.models import Kpp
+from kanerva.models.kpp import Kpp
+from tiny_lab import TinyLab
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +40,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def lab(runs: Path) -> Lab:
-    return Lab(quick=True, runs=runs, steps=2)
+    return TinyLab(quick=True, runs=runs, steps=2)
 
 
 def noise(seed: int = 0) -> torch.Generator:
@@ -188,11 +189,13 @@ def test_the_verdict_on_random_keys_follows_its_figures():
 # Samples beside a VAE's
 
 
-def test_vae_vs_kpp(lab: Lab, tmp_path: Path):
+def test_vae_vs_kpp(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    fewer = {50: 20, 20_000: 5_000}  # memories, images to learn features from
+    monkeypatch.setattr(lab, "pick", lambda quick, full: fewer.get(quick, quick))
     finding = experiment("vae-vs-kpp").run(lab)
     check(finding, tmp_path)
     figures = finding.figures
-    assert figures["samples"] == figures["test_images"] == figures["two_sets_of"] == 1000
+    assert figures["samples"] == figures["test_images"] == figures["two_sets_of"] == 400
     assert figures["features"]["learnt_from"] == "labels" and figures["trained"]["vae"] == "2 steps"
     found = figures["models"]
     real = found["training images"]["drawn"]["distance"]
@@ -340,7 +343,8 @@ def test_the_targets_slope_is_its_difference_quotient(lab: Lab):
 
 
 def test_walk(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(walk, "QUICK", (40, 20, 48))
+    monkeypatch.setattr(walk, "QUICK", (12, 8, 48))
+    monkeypatch.setattr(walk, "CHAINS", 2)
     finding = experiment("walk").run(lab)
     check(finding, tmp_path)
     targets = finding.figures["targets"]
@@ -354,7 +358,7 @@ def test_walk(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert prior["acceptance"] > 0.9 and prior["step"] == pytest.approx(0.1)
     assert prior["exactly_at_home"] == pytest.approx(1 / 64, abs=1e-3)
     frames = finding.films[""]
-    assert len(frames) == 40 and {frame.size for frame in frames} == {frames[0].size}
+    assert len(frames) == 12 and {frame.size for frame in frames} == {frames[0].size}
 
 
 def test_the_verdict_on_walks_follows_its_figures(lab: Lab):

@@ -11,12 +11,13 @@ from matplotlib.figure import Figure
 
 from kanerva.lab.experiments import Lab, baselines, denoise, experiment, iterative, recall
 from kanerva.lab.harness import Finding
-from kanerva.models import Kpp
+from kanerva.models.kpp import Kpp
+from tiny_lab import TinyLab
 
 STEPS = 3
 
 
-class Tiny(Lab):
+class Tiny(TinyLab):
     """Fewer images and steps than the quick version has."""
 
     def pick(self, quick: Any, full: Any) -> Any:

@@ -122,10 +122,8 @@ class Lab:
         start = preset(self.preset, model, variant)
         if model in ("km", "dkm", "dkm-tsm"):
             parts = {"rows": {"charge": False}} | parts
-        own = {f.name for f in fields(RunConfig)}
-        start = replace_options(start, {k: v for k, v in parts.items() if k in own})
-        of_model = {k: v for k, v in parts.items() if k not in own}
-        start = replace(start, model=replace_options(start.model, of_model))
+        of_run = {f.name: parts.pop(f.name) for f in fields(RunConfig) if f.name in parts}
+        start = replace_options(start, of_run | {"model": replace_options(start.model, parts)})
         full = start.steps if isinstance(start.model, KppConfig) else full_steps(self.preset)
         length = self.steps or (steps or QUICK_STEPS if self.quick else full)
         every = min(start.validate_every, length)

@@ -29,7 +29,7 @@ def setting(model: str, length: int, lab: Lab) -> Setting:
     """A run at T: as many images a step as at any other."""
     parts: dict = in_episodes_of(length, lab)
     if model == "kpp" and length > CELLS:
-        parts = {"memory": {"capacity": 64}} | parts  # room first: a config is checked at each part
+        parts["memory"] = {"capacity": 64}
     return Setting(f"{model} T={length}", model, parts=parts)
 
 

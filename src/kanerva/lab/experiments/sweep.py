@@ -44,8 +44,7 @@ class Setting:
 def equal_runs(lab: Lab, quick: int) -> Lab:
     """The lab with every training equally long, whatever each model's own preset says."""
     equal = copy(lab)
-    full = preset(lab.preset, "kpp-paper").steps or full_steps(lab.preset)
-    equal.steps = lab.steps or (quick if lab.quick else full)
+    equal.steps = lab.steps or (quick if lab.quick else full_steps(lab.preset))
     return equal
 
 
