@@ -13,9 +13,9 @@ from PIL import Image
 from kanerva.config import DataConfig, RunConfig
 from kanerva.data import celeba, is_present, picture_files
 from kanerva.data.loading import fetch, load
+from kanerva.data.splits import load_split
 from kanerva.errors import UserError
 from kanerva.presets import preset
-from kanerva.runs import load_split
 
 PARTITION = ("0", "0", "1", "0", "2", "0", "2")  # of 000001.jpg to 000007.jpg
 

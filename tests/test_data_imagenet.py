@@ -14,9 +14,9 @@ from PIL import Image
 
 from kanerva.data import imagenet, is_present, packing
 from kanerva.data.loading import fetch, load
+from kanerva.data.splits import load_split
 from kanerva.errors import UserError
 from kanerva.presets import preset
-from kanerva.runs import load_split
 
 SHARED = Path(os.environ.get("KANERVA_DATA") or Path(__file__).parents[2] / "shared" / "data")
 TINY = SHARED / "tiny_imagenet" / "tiny-imagenet-200_val10k_train50x200.tar.xz"

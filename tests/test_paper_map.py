@@ -1,4 +1,5 @@
-"""docs/paper_map.md points at code, tests and defaults: every one of them is there."""
+"""docs/paper_map.md points at code, tests and defaults, docs/architecture.md at code: every one of
+them is there."""
 
 import ast
 import re
@@ -11,11 +12,14 @@ from kanerva.config import KppPaperConfig, RunConfig
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "paper_map.md").read_text()
+WALKS = (ROOT / "docs" / "architecture.md").read_text()
 NAME = r"`[A-Za-z_][\w.]*`"
 # `src/kanerva/x.py` · `name`, `other`: a path, then names that live in it
 POINTER = re.compile(rf"`((?:src|tests)/[\w/.]+\.py)` · ({NAME}(?:,\s+{NAME})*)")
 POINTERS = [
-    (path, name) for path, names in POINTER.findall(PAGE) for name in re.findall(r"[\w.]+", names)
+    (path, name)
+    for path, names in POINTER.findall(PAGE + WALKS)
+    for name in re.findall(r"[\w.]+", names)
 ]
 
 
@@ -40,13 +44,13 @@ def defined(path: str) -> set[str]:
 
 @pytest.mark.parametrize(("path", "name"), sorted(set(POINTERS)))
 def test_every_name_on_the_page_exists(path: str, name: str):
-    assert (ROOT / path).is_file(), f"docs/paper_map.md names {path}, which is not there"
-    assert name in defined(path), f"docs/paper_map.md names {name}, which is not in {path}"
+    assert (ROOT / path).is_file(), f"docs/ names {path}, which is not there"
+    assert name in defined(path), f"docs/ names {name}, which is not in {path}"
 
 
 def test_every_path_and_test_on_the_page_exists():
-    for path in re.findall(r"`((?:src|tests|docs)/[^`\s]*|[A-Z]+\.md)`", PAGE):
-        assert (ROOT / path).exists(), f"docs/paper_map.md names {path}, which is not there"
+    for path in re.findall(r"`((?:src|tests|docs)/[^`\s]*|[A-Z]+\.md)`", PAGE + WALKS):
+        assert (ROOT / path).exists(), f"docs/ names {path}, which is not there"
     pointed_at = {name for _, name in POINTERS}
     loose = set(re.findall(r"`(test_\w+)`", PAGE)) - pointed_at
     assert not loose, f"docs/paper_map.md names tests without their file: {loose}"

@@ -24,7 +24,7 @@ from kanerva.config import VaeConfig
 from kanerva.data.splits import fixed_episodes, load_split
 from kanerva.errors import UserError
 from kanerva.evaluation.bound import bound
-from kanerva.evaluation.record import read_record
+from kanerva.evaluation.records import read_record
 from kanerva.files import read_tensors
 from kanerva.lab import ship as shipping
 from kanerva.lab.card import card

@@ -13,6 +13,7 @@ import yaml
 
 from kanerva.config import OptimConfig, RunConfig, run_from_dict, to_dict
 from kanerva.data import FixedEpisodes
+from kanerva.data.splits import load_split
 from kanerva.errors import NumbersWentBad, UserError
 from kanerva.evaluation import record as module
 from kanerva.evaluation.bound import bound
@@ -33,7 +34,6 @@ from kanerva.models.checkpoint_io import save_weights
 from kanerva.models.loading import load
 from kanerva.presets import preset, with_options
 from kanerva.provenance import command
-from kanerva.runs import load_split
 from kanerva.training.loop import train
 
 

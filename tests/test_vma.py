@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.distributions import Bernoulli, Categorical, Normal, kl_divergence
 
 from kanerva.config import KppPaperConfig, OptimConfig, ResNetConfig, RunConfig, VmaConfig
+from kanerva.data.splits import fixed_episodes, load_split
 from kanerva.distributions import DiagonalNormal
 from kanerva.errors import UserError
 from kanerva.evaluation.bound import bound
@@ -21,7 +22,6 @@ from kanerva.models.loading import load
 from kanerva.models.rivals import vma
 from kanerva.models.rivals.vma import VariationalMemoryAddressing
 from kanerva.models.terms import ElboTerms
-from kanerva.runs import fixed_episodes, load_split
 from kanerva.seeding import stream
 from kanerva.training.loop import train
 

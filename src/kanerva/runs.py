@@ -9,8 +9,6 @@ from typing import Any
 import yaml
 
 from kanerva.config import RunConfig, flatten, run_from_dict, to_dict
-from kanerva.data.splits import fixed_episodes as fixed_episodes
-from kanerva.data.splits import load_split as load_split  # until all import it from there
 from kanerva.errors import UserError
 
 

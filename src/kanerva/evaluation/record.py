@@ -15,37 +15,19 @@ from kanerva.config import RunConfig, flatten, to_dict
 from kanerva.data.episodes import FixedEpisodes
 from kanerva.data.image_set import ImageSet
 from kanerva.data.registry import Binarization
+from kanerva.data.splits import fixed_episodes, load_split
 from kanerva.errors import NumbersWentBad, UserError
 from kanerva.evaluation.bound import Score, bound, iwae, memory_kl
 from kanerva.evaluation.controls import IMAGES, controls
 from kanerva.evaluation.costs import flop_per_image, gather_training_facts, memory_size
-from kanerva.evaluation.records import (
-    SCHEMA,
-    check_record,
-    file_record,
-    read_record,
-    read_records,
-    run_record_name,
-    write_record,
-)
+from kanerva.evaluation.records import SCHEMA, check_record
 from kanerva.evaluation.resized import ResizedMemory
 from kanerva.evaluation.uses import measure_familiarity, measure_generation, measure_places
 from kanerva.models.base import MemoryModel
 from kanerva.models.kpp import Kpp
 from kanerva.models.loading import checkpoint_folder
 from kanerva.provenance import command, commit, device_name, versions
-from kanerva.runs import fixed_episodes, load_split, read_run_config
-
-__all__ = [  # records are read and written elsewhere, and asked for here
-    "evaluate",
-    "file_record",
-    "flop_per_image",
-    "memory_size",
-    "read_record",
-    "read_records",
-    "run_record_name",
-    "write_record",
-]
+from kanerva.runs import read_run_config
 
 SECOND_COLUMNS: dict[str, list[Binarization]] = {
     "mnist": ["threshold"],
