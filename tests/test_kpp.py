@@ -1520,6 +1520,10 @@ def test_calling_the_model_gives_the_terms_by_name(kind: str, locality: float):
     assert_same_terms(ElboTerms(**called), expected)
 
 
+# Of the key network: normalising over a batch takes it away, so its gradient is rounding or zero
+CANCELLED = "placement.net.4.bias"
+
+
 @pytest.mark.parametrize("locality", [0.0, 2.5])
 def test_training_reaches_every_parameter(any_model: Kpp, locality: float):
     """But for the key network of `transport`, which sorts: there `locality` alone trains it."""
@@ -1533,6 +1537,8 @@ def test_training_reaches_every_parameter(any_model: Kpp, locality: float):
     (ElboTerms(**outputs).loss + extra).backward()
     sorts = model.config.memory.placement == "transport" and not locality
     for name, parameter in model.named_parameters():
+        if name == CANCELLED and not sorts:
+            continue
         reached = parameter.grad is not None and bool(parameter.grad.abs().sum() > 0)
         assert reached == (not (sorts and name.startswith("placement.net"))), name
         assert parameter.grad is None or parameter.grad.isfinite().all(), name
@@ -1552,6 +1558,8 @@ def test_the_auxiliary_loss_moves_keys_and_nothing_else():
     model = Kpp(replace(config, memory=replace(config.memory, locality=1.0)))
     model(draw(config, 2, 8))["auxiliary"].backward()
     for name, parameter in model.named_parameters():
+        if name == CANCELLED:
+            continue
         moved = parameter.grad is not None and bool(parameter.grad.abs().sum() > 0)
         assert moved == name.startswith("placement.net"), name
 
