@@ -1,6 +1,6 @@
 """Ship a run: its best weights in half precision, scored as they ship, with record and card.
 
-    python -m kanerva.lab.ship runs/mnist-kpp-store-s0 mnist
+    python -m kanerva.lab.ship runs/mnist-kpp-store-s0 mnist-2
 
 writes a folder `mnist` beside this file: model.safetensors, config.json, config.yaml,
 evaluation.json and card.md. `kanerva.load("mnist")` then finds it, and a wheel takes it along.
