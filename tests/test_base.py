@@ -140,7 +140,7 @@ def damage(folder: Path, kind: str) -> str:
             config.write_text("[]")
         case "unknown key":
             config.write_text(json.dumps({**options, "spare": 1}))
-            return "'spare'"
+            return "unknown option spare"
         case "unknown model":
             config.write_text(json.dumps({**options, "model": "kpp-9"}))
             return "'kpp-9'"

@@ -310,7 +310,7 @@ def test_without_paths_the_order_is_what_it_was():
 def test_a_path_holds_the_longest_episode_of_the_paper():
     assert FRAMES >= 64
     run = preset("mazes", "kpp-paper")
-    assert run.image == (3, 64, 64) and run.data.binarization == "none"
+    assert run.model.image == (3, 64, 64) and run.data.binarization == "none"
     assert FRAMES // preset("mazes").episode_length * PATHS["train"] >= preset("mazes").batch
 
 

@@ -183,7 +183,7 @@ def is_hard(model: Kpp) -> bool:
 def whole_pixels(model: Kpp) -> bool:
     """Whether the middles of cells are those of blocks: each cell a whole number of pixels."""
     grid = model.placement.grid
-    return grid.size % grid.rows == 0 and grid.size % grid.columns == 0
+    return grid.height % grid.rows == 0 and grid.width % grid.columns == 0
 
 
 def assert_same_terms(ours: ElboTerms, theirs: ElboTerms) -> None:

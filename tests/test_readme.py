@@ -40,13 +40,15 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_library_example_runs_as_printed(place: Path, monkeypatch, capsys):
     monkeypatch.chdir(place)
-    (code,) = blocks("python")
+    code, layer = blocks("python")
     names: dict = {}
     exec(compile(code, "README.md", "exec"), names)
     assert names["recalled"].shape == (10, 32, 1, 28, 28)
     assert names["samples"].shape == (64, 1, 28, 28) and names["nearby"].shape == (16, 1, 28, 28)
     assert names["known"].shape == (32,)
     assert re.fullmatch(r"33 of 36\n\d+\.\d nats per image\n", capsys.readouterr().out)
+    exec(compile(layer, "README.md", "exec"), names)
+    assert names["exact"].shape == names["found"].value.shape == (8, 5, 256)
 
 
 def test_the_commands_run_as_printed(place: Path, monkeypatch):

@@ -81,8 +81,8 @@ def _refuse_retired_kpp(data: dict[str, Any], where: str) -> None:
         _retired(f"memory.read={memory['read']} with placement={memory['placement']}", where)
     if memory["read"] == "soft":
         rows, columns = rows_and_columns(memory["capacity"])
-        if (memory["block"],) * 2 != (memory["size"] // rows, memory["size"] // columns):
-            _retired(f"memory.block={memory['block']}", where)
+        if (memory["block"] * rows, memory["block"] * columns) != (memory["size"],) * 2:
+            _retired(f"memory.block={memory['block']}", where)  # blocks between cells
     if readout["posterior"] != "residual":
         _retired(f"readout.posterior={readout['posterior']}", where)
     if memory["unwritten"] == 1:
