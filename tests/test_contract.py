@@ -45,7 +45,7 @@ from kanerva.models import CLASSES, build, model_class
 from kanerva.models.base import MemoryModel
 from kanerva.models.latent import LatentModel
 from kanerva.models.loading import load
-from kanerva.models.rivals.vma import VariationalMemoryAddressing, drawn
+from kanerva.models.rivals.vma import VariationalMemoryAddressing, sample_addresses
 from kanerva.models.terms import ElboTerms, JointDensity
 from kanerva.seeding import stream
 
@@ -231,7 +231,7 @@ def latents(
         maps = model.write(images).map
         held = model.templates(maps)
         log_q = model.address_posterior(features, held)
-        address = drawn(log_q, noise)
+        address = sample_addresses(log_q, noise)
         shape = (*images.shape[:2], model.config.readout.size)
         reading = model.infer(features, held.at(address), torch.randn(shape, generator=noise))
         chance = log_q.gather(-1, address[..., None])[..., 0]

@@ -240,7 +240,7 @@ def test_addresses_are_distributions_and_hidden_templates_have_none_of_it(
 
 def test_draws_follow_their_chances_and_never_fall_on_what_is_hidden():
     chance = torch.tensor([0.5, 0.0, 0.2, 0.3])
-    drawn = vma.drawn(chance.log().expand(1, 40_000, -1), stream(2))
+    drawn = vma.sample_addresses(chance.log().expand(1, 40_000, -1), stream(2))
     share = torch.bincount(drawn[0], minlength=4) / 40_000
     assert share[1] == 0
     assert ((share - chance).abs() < 5 * (chance * (1 - chance) / 40_000).sqrt() + 1e-9).all()
@@ -359,7 +359,7 @@ def test_memory_address_and_readout_reproduce_the_densities(
 
     noise, held = stream(6), held_by(any_model, episode)
     log_q = any_model.address_posterior(held.embedding, held)
-    address = vma.drawn(log_q, noise)
+    address = vma.sample_addresses(log_q, noise)
     read = vma.Templates(episode[:, address[0]], held.embedding[:, address[0]])
     draws = torch.randn(1, 3, size, generator=noise)
     reading = any_model.infer(held.embedding, read, draws)

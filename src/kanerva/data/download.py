@@ -43,7 +43,7 @@ def _download_file(file: RemoteFile, place: Path) -> Path:
     try:
         import pooch
     except ImportError as error:
-        raise UserError("downloads need pooch: pip install pooch") from error
+        raise UserError("downloads need pooch: pip install 'kanerva[train]'") from error
     try:
         pooch.retrieve(file.url, f"md5:{file.md5}", file.name, place, progressbar=True)
     except Exception as error:  # whatever the network, the server or the disk came up with

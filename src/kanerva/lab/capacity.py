@@ -8,14 +8,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from kanerva.evaluation.records import read_record
 from kanerva.lab.paper_figures import BITS_PER_DIM, KANERVA_PP
 
-matplotlib.use("Agg")
 FLOOR = "#999999"
 COLOURS = {"float32": "#1f4e79", "bfloat16": "#4c9f70", "int8": "#d98e04", "int4": "#b03a2e"}
 

@@ -9,14 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from kanerva.lab.benchmark.timing import read_measurement
 from kanerva.pictures import MODEL_COLOURS
 
-matplotlib.use("Agg")
 PARTS = ("data", "forward", "backward", "update", "rest", "read")
 COLOURS = {"eager": "#999999", "compiled": "#4c9f70", "captured": "#1f4e79"}
 
