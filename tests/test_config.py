@@ -1,10 +1,13 @@
 """Configs: every default once, and a mistake is an error that names itself."""
 
+import hashlib
 import json
 from dataclasses import FrozenInstanceError, fields, is_dataclass, replace
 
 import pytest
+import torch
 
+import kanerva
 from kanerva.config import (
     MODEL_CONFIGS,
     AddressedMatrixConfig,
@@ -266,3 +269,42 @@ def test_a_retired_value_of_version_0_1_is_refused():
     retired = version1(encoder={"width": 64, "blocks": [1, 1, 1, 1], "shift": 0.1})
     with pytest.raises(UserError, match="encoder.blocks=.* was retired after kanerva 0.1"):
         model_from_dict(retired)
+
+
+# Of each model: its config_version, and a fingerprint of its defaults at that version. Whoever
+# changes a default raises the version and writes the new fingerprint here: records name a config by
+# what differs from the defaults, so defaults must not move under them.
+DEFAULTS = {
+    "kpp": (1, "5e74bcd323dd"),
+    "kpp-empty": (1, "f058ae8b5127"),
+    "kpp-paper": (1, "9c8e066e9322"),
+    "vae": (1, "3ad976090dc2"),
+    "no-memory": (1, "f973cc0b3881"),
+    "km": (1, "28fdd2680cfa"),
+    "dkm": (1, "c8d2787d8b4d"),
+    "dkm-tsm": (1, "878177ca88f7"),
+    "vma": (1, "756f507a5b4c"),
+    "dnc": (1, "29049bb65d9d"),
+    "run": (1, "e7dc18a921aa"),
+}
+
+
+def fingerprint(options: dict) -> str:
+    return hashlib.sha256(json.dumps(options, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def test_a_default_changes_with_its_version():
+    found = {
+        name: (cls.config_version, fingerprint(to_dict(cls())))
+        for name, cls in MODEL_CONFIGS.items()
+    }
+    run = RunConfig()
+    own = {k: v for k, v in to_dict(run).items() if k not in to_dict(run.model)}
+    assert found | {"run": (RunConfig.config_version, fingerprint(own))} == DEFAULTS
+
+
+@pytest.mark.parametrize("name", MODEL_CONFIGS)
+def test_every_model_is_built_from_its_default_config(name: str):
+    with torch.device("meta"):  # shapes only
+        model = kanerva.build(MODEL_CONFIGS[name]())
+    assert model.config.name == name and sum(p.numel() for p in model.parameters()) > 1e6

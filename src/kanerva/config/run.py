@@ -85,8 +85,8 @@ class RunConfig:
     """T, images of an episode. ours: the paper trains between 5 and 64 (§4.3)."""
     batch: int = 8
     """Episodes of one step. ours"""
-    steps: int = 100_000
-    """Length of the run. About 500 epochs of MNIST (App. E)."""
+    steps: int = 100_000  # about 500 epochs of MNIST (App. E)
+    """Length of the run."""
     seed: int = 0
     """Of weights, episodes and noise."""
     precision: Precision = "32-true"
