@@ -3,6 +3,7 @@
 import hashlib
 import json
 from dataclasses import FrozenInstanceError, fields, is_dataclass, replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -308,3 +309,52 @@ def test_every_model_is_built_from_its_default_config(name: str):
     with torch.device("meta"):  # shapes only
         model = kanerva.build(MODEL_CONFIGS[name]())
     assert model.config.name == name and sum(p.numel() for p in model.parameters()) > 1e6
+
+
+def shipped_by_version1(**changed: dict) -> dict:
+    """The config that kanerva 0.1 shipped with its glyphs, with some groups' options changed."""
+    folder = Path(kanerva.__file__).parent / "pretrained" / "glyphs-1"
+    data = json.loads((folder / "config.json").read_text())
+    return data | {group: data[group] | options for group, options in changed.items()}
+
+
+def test_what_a_model_ignored_in_version_1_is_dropped():
+    plain = model_from_dict(shipped_by_version1())
+    assert (
+        model_from_dict(shipped_by_version1(rows={"heads": 9}, memory={"block": 7, "base": 3}))
+        == plain
+    )
+
+
+@pytest.mark.parametrize(
+    "changed, named",
+    [
+        ({"likelihood": {"components": 3}}, "likelihood.components=3"),
+        ({"memory": {"placement": "gaussian"}}, "memory.placement=gaussian"),
+        ({"memory": {"read": "soft"}}, "memory.read=soft with placement=cells"),
+        ({"memory": {"unwritten": 1}}, "memory.unwritten=1"),
+        ({"readout": {"posterior": "amortised"}}, "readout.posterior=amortised"),
+        (
+            {"memory": {"placement": "transport", "read": "soft", "block": 10}},
+            "memory.block=10",
+        ),  # 36 cells of side 64 are no whole pixels
+    ],
+)
+def test_what_had_an_effect_in_version_1_and_is_gone_is_refused(changed: dict, named: str):
+    with pytest.raises(UserError, match="was retired after kanerva 0.1") as error:
+        model_from_dict(shipped_by_version1(**changed))
+    assert named in str(error.value)
+
+
+def test_transport_needs_cells_of_whole_pixels():
+    with pytest.raises(UserError, match="memory.size=64 does not divide into 6 x 6"):
+        KppMemoryConfig(placement="transport")
+    assert KppMemoryConfig(placement="transport", size=60).shape == (3, 60, 60)
+
+
+def test_vma_has_no_kl_terms_to_weigh():
+    vma = preset("glyphs", "vma")
+    with pytest.raises(UserError, match="optim.kl-weight must be 1"):
+        replace(vma, optim=replace(vma.optim, kl_weight="1/T"))
+    paper = preset("glyphs", "kpp-paper")
+    assert replace(paper, optim=replace(paper.optim, kl_weight="1/T")).kl_weight == 1 / 8

@@ -576,3 +576,31 @@ def test_a_call_that_cannot_work_is_one_line_of_error(model: MemoryModel):
 def test_grey_pixels_may_be_trained_on(model: MemoryModel):
     grey = 0.5 * draw(model.config, 2, 4)
     assert deepcopy(model).train().elbo(grey).loss.isfinite()
+
+
+@pytest.mark.parametrize("name", FORGETFUL)
+def test_there_is_nothing_to_round_where_nothing_is_written(name: str):
+    model = awake(name)
+    images, rounded = draw(model.config, 2, 4), awake(name).storing_as("int8")
+    plain, same = (m.elbo(images, generator=stream(0)).nll_nats for m in (model, rounded))
+    assert torch.equal(plain, same) and rounded.memory_bits(4, "int8") == 0
+
+
+@pytest.mark.parametrize(
+    "name, new, old",
+    [
+        ("kpp-paper", "key_network.net.", "key_posterior.net."),
+        ("kpp transport", "placement.", "placer."),
+    ],
+)
+def test_weights_of_version_1_load_by_their_old_names(
+    name: str, new: str, old: str, tmp_path: Path
+):
+    model = awake(name)
+    model.save_pretrained(tmp_path)
+    path = tmp_path / "model.safetensors"
+    tensors = {k.replace(new, old, 1): v for k, v in load_file(path).items()}
+    assert any(k.startswith(old) for k in tensors)
+    save_file(tensors, path)
+    again = type(model).from_pretrained(tmp_path)
+    assert all(torch.equal(v, again.state_dict()[k]) for k, v in model.state_dict().items())

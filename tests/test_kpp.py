@@ -77,7 +77,7 @@ def config_of(name: str) -> KppConfig:
     if look == "grey":
         return grey
     near = KppDecoderConfig(base=16, depth=1, neighbours=2, near_width=8)
-    size = grey.memory.size + (1 if kind != "deep" else 0)
+    size = grey.memory.size + (1 if kind == "hard" else 0)
     return replace(
         grey,
         decoder=grey.decoder if look == "colour" else near,

@@ -461,3 +461,7 @@ def test_a_heap_of_the_older_format_still_loads_where_its_blocks_are_cells(tmp_p
         with pytest.raises(UserError, match="between cells") as error:
             Memory.load(tmp_path / "m")
         assert "\n" not in str(error.value)
+    leaking = replace(memory, map=memory.map + 0.5)  # a block that reaches into free cells
+    older(leaking, tmp_path / "m")
+    with pytest.raises(UserError, match="between cells"):
+        Memory.load(tmp_path / "m")

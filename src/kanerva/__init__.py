@@ -4,7 +4,7 @@ model = kanerva.load("glyphs")                  # or a run: "runs/glyphs-kpp-sto
 memory = model.write(images)                    # (T, C, H, W) -> Memory
 recalled = model.recall(memory, noisy, steps=10)
 samples = model.generate(memory, 64)
-terms = model.elbo(images)                      # nats per image, higher is better
+terms = model.elbo(images)                      # terms.nll_nats: nats per image, lower is better
 """
 
 from importlib import import_module
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from kanerva.models.terms import ElboTerms
     from kanerva.presets import preset
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 _HOMES = {  # imported when first used: `import kanerva` alone loads no torch
     "BlockMemory": "kanerva.memory.block_memory",
     "ElboTerms": "kanerva.models.terms",

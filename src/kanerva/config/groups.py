@@ -224,6 +224,13 @@ class KppMemoryConfig(GridConfig):
         require_not_negative(self, "noise", "locality")
         if self.locality and self.placement != "transport":
             raise UserError(f"memory.locality needs placement=transport, not {self.placement}")
+        rows, columns = rows_and_columns(self.capacity)
+        if self.placement == "transport" and (self.size % rows or self.size % columns):
+            # a window around a cell's centre would lie between pixels, and blur its block
+            raise UserError(
+                f"placement=transport needs cells of whole pixels: memory.size={self.size} does "
+                f"not divide into {rows} x {columns}"
+            )
 
 
 def rows_and_columns(capacity: int) -> tuple[int, int]:

@@ -117,13 +117,13 @@ def coerce(hint: Any, value: Any, where: str) -> Any:
     if origin in (Union, types.UnionType):
         if value is None and type(None) in args:
             return None
-        *others, last = [a for a in args if a is not type(None)]
-        for option in others:
+        reasons = []
+        for option in (a for a in args if a is not type(None)):
             try:
                 return coerce(option, value, where)
-            except UserError:
-                continue
-        return coerce(last, value, where)
+            except UserError as error:
+                reasons.append(str(error).removeprefix(f"{where} must be ").split(", got")[0])
+        raise UserError(f"{where} must be {', or '.join(reasons)}, got {value!r}")
     if is_dataclass(hint) and isinstance(hint, type):
         require_mapping(value, where)
         return _build(hint, value, where)  # pyright: ignore[reportArgumentType]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from kanerva.config.checks import require_not_negative, require_positive
-from kanerva.config.models import KppConfig, ModelConfig
+from kanerva.config.models import KppConfig, ModelConfig, VmaConfig
 from kanerva.config.plain import flatten, to_dict
 from kanerva.data.registry import DATASETS, Binarization
 from kanerva.errors import UserError
@@ -108,6 +108,8 @@ class RunConfig:
                 f"episode_length={self.episode_length} images do not fit into a memory of "
                 f"memory.capacity={self.model.memory.capacity} blocks"
             )
+        if isinstance(self.model, VmaConfig) and self.kl_weight != 1:
+            raise UserError("vma's objective has no separate KL terms: optim.kl-weight must be 1")
         if self.episode_length * self.batch < 2:
             raise UserError("a step of one image is too few for batch statistics: raise batch")
 

@@ -20,7 +20,7 @@ _CONSTANTS: dict[tuple[str, str], Any] = {
     ("likelihood", "components"): 10,
     ("optim", "betas"): [0.9, 0.999],
 }
-_RUN_GROUPS = ("data", "optim")
+_RUN_GROUPS = ("data", "optim", "likelihood")  # the same for every model
 
 
 def is_version1(data: dict[str, Any]) -> bool:
@@ -35,7 +35,8 @@ def upgrade(data: dict[str, Any], where: str) -> dict[str, Any]:
     cls = model_config(name)
     if name == "kpp":
         _refuse_retired_kpp(data, where)
-    new: dict[str, Any] = {"model": name, "likelihood": data["likelihood"].get("kind")}
+    likelihood = _known_options(cls, "likelihood", data["likelihood"], where)
+    new: dict[str, Any] = {"model": name, "likelihood": likelihood.get("kind")}
     groups = {f.name: f.type for f in fields(cls)}
     for key, value in data.items():
         if key in ("model", "likelihood", "epochs", "strategy"):

@@ -268,7 +268,10 @@ class Memory:
         owners, grid = self.require_slots(), self.grid
         off = (tensors["points"] - grid.centres()).abs().amax(dim=-1)
         fits = "blocks" not in tensors or tuple(tensors["blocks"].shape[-2:]) == grid.block
-        return fits and bool((off[owners >= 0] < 1e-4).all())
+        pixels = self.as_batch().map.flatten(2)[:, :, grid.pixels()]  # (B, Cm, cells, hw)
+        free = self.as_batch().require_slots() < 0
+        blank = bool((pixels.movedim(2, 1)[free] == 0).all())  # no block reaches into a free cell
+        return fits and blank and bool((off[owners >= 0] < 1e-4).all())
 
     def to_image(self, scale: int = 4) -> Image.Image:
         """The map as a picture (`map_picture`)."""

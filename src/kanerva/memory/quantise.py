@@ -51,4 +51,4 @@ def quantise(map: Map, dtype: str) -> Map:
 
 def bits(floats: int, dtype: str) -> int:
     """What an episode's map of so many numbers takes, its scale included."""
-    return floats * BITS[dtype] + (32 if dtype in ("int8", "int4") else 0)
+    return floats * BITS[dtype] + (32 if floats and dtype in ("int8", "int4") else 0)

@@ -200,7 +200,8 @@ class MemoryModel(
 
     def quantised(self, maps: Float[Tensor, "B Cm Hm Wm"]) -> Float[Tensor, "B Cm Hm Wm"]:
         """Memories as they are kept: rounded to `memory_dtype`."""
-        return maps if self.memory_dtype == "float32" else quantise(maps, self.memory_dtype)
+        plain = self.memory_dtype == "float32" or maps.numel() == 0  # nothing is ever written
+        return maps if plain else quantise(maps, self.memory_dtype)
 
     # Checks of what users pass
 

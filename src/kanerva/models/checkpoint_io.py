@@ -92,9 +92,20 @@ def read_config(path: Path) -> ModelConfig:
     return model_from_dict(data, where=str(path))
 
 
+_RENAMED = {"key_posterior.net.": "key_network.net.", "placer.": "placement."}  # since 0.1
+
+
+def _name_today(name: str) -> str:
+    """A tensor of version 0.1 by the name it has today."""
+    for old, new in _RENAMED.items():
+        name = new + name.removeprefix(old) if name.startswith(old) else name
+    return name
+
+
 def load_weights(model: nn.Module, path: Path) -> None:
     """Fill a model from `model.safetensors`; names, shapes and config must be those it had."""
     state, about = read_tensors(path)
+    state = {_name_today(name): value for name, value in state.items()}
     expected = model.state_dict()
     for name in sorted(expected.keys() ^ state.keys()):
         side = "lacks" if name in expected else "has an unknown tensor"

@@ -309,7 +309,8 @@ class Kpp(KppNetworks):
         """The same weights with a memory of another size: blocks stay as they are, so any grid of
         such cells will do."""
         assert isinstance(config, KppConfig)
-        other = type(self)(config)
+        with torch.random.fork_rng(devices=[]):  # its first weights are not kept
+            other = type(self)(config)
         if other.writer.shape != self.writer.shape:
             raise UserError(
                 f"a memory of side {config.memory.size} with {config.memory.capacity} cells "

@@ -3,7 +3,8 @@
     samples = model.generate(None, 64)
     terms = model.elbo(images)                  # a bound on -ln p(x), each image by itself
 
-p(z) is what `kpp` makes of an empty cell, so the two differ in nothing but what is written.
+p(z) is what `kpp` makes of an empty cell, so the two differ in nothing but what is written; but
+for outlines, with which `kpp` starts on small 8-bit images: without blocks there are none.
 """
 
 import torch

@@ -308,8 +308,8 @@ class Trainer:
         return self.config.optim.lr * lr_factor(step, self.total, self.warmup)
 
     def _validate(self) -> float:
-        """The bound on validation episodes, which decides what weights are `best`; a sample grid
-        too."""
+        """The bound on validation episodes; a sample grid too. What is trained, the bound unless
+        KL terms are weighed, decides what weights are `best`."""
         progress, config = self.progress, self.config
         judged = self.judged.eval()
         mine = bound(judged, self.validation, limit=config.validate_episodes)
