@@ -4,7 +4,7 @@ What a model ignored is dropped, for it had no effect. What it used and no longe
 """
 
 from dataclasses import fields
-from typing import Any
+from typing import Any, get_type_hints
 
 from kanerva.config.groups import rows_and_columns
 from kanerva.config.models import model_config
@@ -37,7 +37,7 @@ def upgrade(data: dict[str, Any], where: str) -> dict[str, Any]:
         _refuse_retired_kpp(data, where)
     likelihood = _known_options(cls, "likelihood", data["likelihood"], where)
     new: dict[str, Any] = {"model": name, "likelihood": likelihood.get("kind")}
-    groups = {f.name: f.type for f in fields(cls)}
+    groups = {f.name for f in fields(cls)}
     for key, value in data.items():
         if key in ("model", "likelihood", "epochs", "strategy"):
             continue
@@ -63,14 +63,8 @@ def _known_options(cls: type, group: str, options: dict[str, Any], where: str) -
             _retired(f"{group}.{option}={options[option]}", where)
     if group in _RUN_GROUPS:
         return {k: v for k, v in options.items() if (group, k) not in _CONSTANTS}
-    known = {f.name for f in fields(_group_type(cls, group))}
+    known = {f.name for f in fields(get_type_hints(cls)[group])}
     return {k: v for k, v in options.items() if k in known}
-
-
-def _group_type(cls: type, group: str) -> Any:
-    from typing import get_type_hints
-
-    return get_type_hints(cls)[group]
 
 
 def _refuse_retired_kpp(data: dict[str, Any], where: str) -> None:

@@ -11,17 +11,15 @@ import torch
 from torch import Tensor
 
 from kanerva.config import KppEmptyConfig
-from kanerva.distributions import DiagonalNormal, no_keys
 from kanerva.memory.grid import Grid
 from kanerva.models.kpp_networks import KppNetworks
-from kanerva.seeding import Noise
-from kanerva.shapes import Blocks, Episode, FeatureMaps, MemoryMap
+from kanerva.models.latent import MemorylessModel
+from kanerva.shapes import Blocks
 
 
-class KppEmpty(KppNetworks):
+class KppEmpty(MemorylessModel, KppNetworks):
     """`kpp` without a memory."""
 
-    remembers = recalls = has_keys = False
     reconstructed = "reconstructed: q(z|x)"
     config: KppEmptyConfig
 
@@ -30,27 +28,6 @@ class KppEmpty(KppNetworks):
         grid = Grid(config.memory.capacity, config.memory.size)
         self.block = (config.memory.channels, *grid.block)
         self.add_readout_and_decoder(self.block, outline=False)
-
-    @property
-    def key_shape(self) -> tuple[int, ...]:
-        return (0,)
-
-    def memory_shape(self, length: int) -> tuple[int, int, int]:
-        return (0, 0, 0)
-
-    def write_maps(
-        self,
-        episode: Episode,
-        features: FeatureMaps,
-        *,
-        sample: bool = True,
-        generator: Noise = None,
-    ) -> MemoryMap:
-        """Nothing."""
-        return features.new_zeros(len(features), *self.memory_shape(0))
-
-    def key_posterior(self, features: FeatureMaps, maps: MemoryMap) -> DiagonalNormal:
-        return no_keys(features)
 
     def traces(self, maps: Tensor, keys: Tensor) -> Blocks:  # the map has no channels
         """An empty cell."""

@@ -16,7 +16,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from kanerva.distributions import DiagonalNormal, KeyPosterior, ReadDistribution, map_samples
+from kanerva.distributions import (
+    DiagonalNormal,
+    KeyPosterior,
+    ReadDistribution,
+    map_samples,
+    no_keys,
+)
 from kanerva.errors import UserError
 from kanerva.memory.heap import Memory
 from kanerva.models.base import (
@@ -302,3 +308,31 @@ class LatentModel(MemoryModel):
         readout = self.infer(features, maps, keys.mean, sample=False).readout
         pixels = self.likelihood.mean(self.decoder(readout))
         return pixels if images.ndim == 5 else pixels[0]
+
+
+class KeylessModel(LatentModel):
+    """Images of an episode read the same: there are no keys, and nothing can be looked up."""
+
+    recalls = has_keys = False
+
+    @property
+    def key_shape(self) -> tuple[int, ...]:
+        return (0,)
+
+    def key_posterior(self, features: Features, maps: MemoryMap) -> DiagonalNormal:
+        return no_keys(features)
+
+
+class MemorylessModel(KeylessModel):
+    """Nothing is ever written: each image by itself."""
+
+    remembers = False
+
+    def memory_shape(self, length: int) -> tuple[int, int, int]:
+        return (0, 0, 0)
+
+    def write_maps(
+        self, episode: Episode, features: Features, *, sample: bool = True, generator: Noise = None
+    ) -> MemoryMap:
+        """Nothing."""
+        return features.new_zeros(len(features), *self.memory_shape(0))

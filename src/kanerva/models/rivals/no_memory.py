@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from kanerva.config import NoMemoryConfig
 from kanerva.decoder import Decoder
-from kanerva.distributions import DiagonalNormal, no_keys
+from kanerva.distributions import DiagonalNormal
 from kanerva.encoder import EpisodeEncoder
 from kanerva.memory.keys import KeyNetwork
 from kanerva.memory.writers import PooledWriter
-from kanerva.models.latent import LatentModel
+from kanerva.models.latent import KeylessModel
 from kanerva.readout import Reading, ReadoutPosterior, ReadoutPrior
 from kanerva.seeding import Noise
 from kanerva.shapes import Embedding, Episode, MemoryMap
@@ -49,10 +49,9 @@ def dense_net(inputs: int, outputs: int, parameters: int) -> nn.Sequential:
     return nn.Sequential(*layers[:-1])
 
 
-class NoMemory(LatentModel):
+class NoMemory(KeylessModel):
     """Context without a memory: one vector for an episode, and nothing to look up in it."""
 
-    recalls = has_keys = False
     reconstructed = "reconstructed: q(z|x)"
     config: NoMemoryConfig
     encoder: EpisodeEncoder
@@ -68,10 +67,6 @@ class NoMemory(LatentModel):
         outputs = self.likelihood.outputs(channels)
         self.decoder = Decoder(config.decoder, config.readout.size, outputs, height, width)
 
-    @property
-    def key_shape(self) -> tuple[int, ...]:
-        return (0,)
-
     def memory_shape(self, length: int) -> tuple[int, int, int]:
         return (1, 1, self.encoder.features)
 
@@ -80,9 +75,6 @@ class NoMemory(LatentModel):
     ) -> MemoryMap:
         """The episode's pooled embedding: all that p sees of it."""
         return features.mean(dim=1)[:, None, None].float()
-
-    def key_posterior(self, features: Embedding, maps: MemoryMap) -> DiagonalNormal:
-        return no_keys(features)
 
     def prior(self, maps: MemoryMap) -> DiagonalNormal:
         """p(z | pooled embedding), (B, 1, L): one for all images of an episode."""

@@ -10,18 +10,16 @@ from torch import Tensor
 
 from kanerva.config import VaeConfig
 from kanerva.decoder import Decoder
-from kanerva.distributions import DiagonalNormal, no_keys
+from kanerva.distributions import DiagonalNormal
 from kanerva.encoder import EpisodeEncoder
-from kanerva.models.latent import LatentModel
+from kanerva.models.latent import MemorylessModel
 from kanerva.readout import ReadoutPosterior
-from kanerva.seeding import Noise
-from kanerva.shapes import Embedding, Episode, MemoryMap
+from kanerva.shapes import Embedding, MemoryMap
 
 
-class Vae(LatentModel):
+class Vae(MemorylessModel):
     """A variational autoencoder of the paper's encoder and decoder."""
 
-    remembers = recalls = has_keys = False
     reconstructed = "reconstructed: q(z|x)"
     config: VaeConfig
     encoder: EpisodeEncoder
@@ -33,22 +31,6 @@ class Vae(LatentModel):
         self.readout_posterior = ReadoutPosterior(config.readout, self.encoder.features)
         outputs = self.likelihood.outputs(channels)
         self.decoder = Decoder(config.decoder, config.readout.size, outputs, height, width)
-
-    @property
-    def key_shape(self) -> tuple[int, ...]:
-        return (0,)
-
-    def memory_shape(self, length: int) -> tuple[int, int, int]:
-        return (0, 0, 0)
-
-    def write_maps(
-        self, episode: Episode, features: Embedding, *, sample: bool = True, generator: Noise = None
-    ) -> MemoryMap:
-        """Nothing."""
-        return features.new_zeros(len(features), *self.memory_shape(0))
-
-    def key_posterior(self, features: Embedding, maps: MemoryMap) -> DiagonalNormal:
-        return no_keys(features)
 
     def read_maps(self, maps: MemoryMap, keys: Tensor) -> DiagonalNormal:
         """N(0, 1), whatever else there is."""
