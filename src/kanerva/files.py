@@ -37,6 +37,20 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], about: dict[str, str])
         raise UserError(f"cannot write {path}: {_reason(error)}") from error
 
 
+def write_whole(path: Path, content: bytes) -> None:
+    """One file, synced and renamed into place: all of it or nothing."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise UserError(f"cannot write {path}: {_reason(error)}") from error
+
+
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Tensors and what was said about them, checked against the digest where there is one."""
     if not path.is_file():

@@ -71,6 +71,8 @@ def preset(
         run = replace(run, steps=2000, validate_every=400, validate_episodes=128)
     if model == "kpp":
         return generate(run) if variant == "generate" else store(run)
+    if model == "kpp-bits":
+        return bits(run)
     return empty(run) if model == "kpp-empty" else printed(run)
 
 
@@ -159,3 +161,13 @@ def empty(run: RunConfig) -> RunConfig:
     """The networks of `store` and as many steps, nothing written."""
     assert isinstance(run.model, KppEmptyConfig)
     return ours(run)
+
+
+def bits(run: RunConfig) -> RunConfig:
+    """Blocks that are bits."""
+    run = ours(run)
+    if run.preset == SMALL:
+        run = replace(run, model=with_options(run.model, code={"width": 48, "maps": 16, "depth": 1}))
+    elif run.preset == "omniglot":  # few drawings of each character
+        run = replace(run, data=replace(run.data, augment="affine"))
+    return replace(run, steps=run.steps if run.preset == SMALL else 6000)

@@ -41,6 +41,7 @@ def make_parser(words: list[str]) -> Parser:
     parser.add_option("--results", type=str | None, help="also file the record under this folder")
     parser.add_option("--variant", type=str | None, help="a name for this configuration")
     parser.add_option("--memory-dtype", type=MemoryDtype, default="float32", help="round memories")
+    parser.add_option("--bits", type=int | None, help="kpp-bits: shrink memories to so many bits")
     resized = "kpp: score the same weights in a memory of another size, "
     parser.add_option("--episode-length", type=int | None, help=resized + "of so many images")
     parser.add_option("--capacity", type=int | None, help=resized + "of so many cells")
@@ -52,7 +53,7 @@ def make_parser(words: list[str]) -> Parser:
 def run(options: dict[str, Any], words: list[str]) -> int:
     """Score a run's best checkpoint; write its record and a picture of reconstructions."""
     require_at_least(options, 1, "episodes", "controls", "episode_length", "capacity", "size")
-    require_at_least(options, 0, "iwae")
+    require_at_least(options, 0, "iwae", "bits")
     from kanerva.evaluation.record import evaluate
     from kanerva.evaluation.records import file_record, run_record_name, write_record
     from kanerva.evaluation.report import table
@@ -72,6 +73,7 @@ def run(options: dict[str, Any], words: list[str]) -> int:
         control_images=options["controls"],
         variant=options["variant"],
         memory_dtype=options["memory_dtype"],
+        bits=options["bits"],
         resized=None if resized == ResizedMemory() else resized,
         data_root=root,
     )

@@ -2,6 +2,8 @@
 
 from kanerva.config.groups import (
     AddressedMatrixConfig,
+    BitsMemoryConfig,
+    CodeConfig,
     DecoderConfig,
     GridConfig,
     KeyConfig,
@@ -25,6 +27,7 @@ from kanerva.config.models import (
     DkmTsmConfig,
     DncConfig,
     KmConfig,
+    KppBitsConfig,
     KppConfig,
     KppEmptyConfig,
     KppPaperConfig,
@@ -50,6 +53,8 @@ __all__ = [
     "MODEL_CONFIGS",
     "AddressedMatrixConfig",
     "Binarization",
+    "BitsMemoryConfig",
+    "CodeConfig",
     "DataConfig",
     "DecoderConfig",
     "DkmConfig",
@@ -59,6 +64,7 @@ __all__ = [
     "GridConfig",
     "KeyConfig",
     "KmConfig",
+    "KppBitsConfig",
     "KppConfig",
     "KppDecoderConfig",
     "KppEmptyConfig",

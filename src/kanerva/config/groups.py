@@ -233,6 +233,50 @@ class KppMemoryConfig(GridConfig):
             )
 
 
+@dataclass(frozen=True, kw_only=True)
+class BitsMemoryConfig(GridConfig):
+    """The same, a block of whole numbers for each image. ours"""
+
+    channels: int = 6
+    """Cm."""
+    size: int = 24
+    """Hm = Wm."""
+    unwritten: float = 0.125
+    """Share of each training episode that is not written."""
+    placement: ClassVar[Placement] = "cells"
+    noise: ClassVar[float] = 0.0
+    outline: ClassVar[bool] = False
+    locality: ClassVar[float] = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_share(self, "unwritten", 0.5)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodeConfig:
+    """Blocks as bits: a gist with a price, and pixels given it. ours"""
+
+    group: ClassVar[str] = "code"
+    groups: int = 16
+    """Parts of a gist, the most telling first; what is dropped is dropped from the end."""
+    beta: float = 2.0
+    """What a nat of gist costs in training, in nats of pixels; the larger the fewer bits."""
+    detail: bool = True
+    """Pixels can be stored too, in an entropy code that sees the gist and their neighbours."""
+    reach: int = 7
+    """Radius of the pixels that this code sees."""
+    width: int = 128
+    """Units of its layers."""
+    depth: int = 2
+    """Layers after the first."""
+    maps: int = 48
+    """Feature maps through which it sees the gist."""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "groups", "beta", "reach", "width", "depth", "maps")
+
+
 def rows_and_columns(capacity: int) -> tuple[int, int]:
     """The squarest grid of exactly so many cells; one over twice as wide as high is refused."""
 

@@ -9,6 +9,8 @@ from typing import ClassVar, Literal
 
 from kanerva.config.groups import (
     AddressedMatrixConfig,
+    BitsMemoryConfig,
+    CodeConfig,
     DecoderConfig,
     GridConfig,
     KeyConfig,
@@ -23,6 +25,7 @@ from kanerva.config.groups import (
     ShiftedResNetConfig,
     SlotsConfig,
     VectorReadoutConfig,
+    rows_and_columns,
 )
 from kanerva.errors import UserError
 
@@ -74,6 +77,25 @@ def require_context(decoder: KppDecoderConfig) -> None:
     """Without a pixel context its width would be ignored."""
     if not decoder.neighbours and decoder.near_width != KppDecoderConfig.near_width:
         raise UserError(f"decoder.near-width={decoder.near_width} needs decoder.neighbours above 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class KppBitsConfig(KppConfig):
+    """`kpp-bits`: the same, holding by bits."""
+
+    name: ClassVar[str] = "kpp-bits"
+    memory: BitsMemoryConfig = field(default_factory=BitsMemoryConfig)  # pyright: ignore[reportIncompatibleVariableOverride]
+    code: CodeConfig = field(default_factory=CodeConfig)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        rows, columns = rows_and_columns(self.memory.capacity)
+        memory, groups = self.memory, self.code.groups
+        numbers = memory.channels * (memory.size // rows) * (memory.size // columns)
+        if numbers % groups or numbers == groups:
+            raise UserError(f"a block of {numbers} numbers does not divide into {groups} groups")
+        if self.likelihood != "bernoulli":
+            raise UserError("kpp-bits takes pixels that are 0 or 1: likelihood=bernoulli")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,7 +204,7 @@ class DncConfig(ModelConfig):
 MODEL_CONFIGS: dict[str, type[ModelConfig]] = {
     config.name: config
     for config in (
-        KppConfig, KppEmptyConfig, KppPaperConfig, VaeConfig, NoMemoryConfig, KmConfig,
+        KppConfig, KppBitsConfig, KppEmptyConfig, KppPaperConfig, VaeConfig, NoMemoryConfig, KmConfig,
         DkmConfig, DkmTsmConfig, VmaConfig, DncConfig,
     )
 }  # fmt: skip

@@ -24,6 +24,8 @@ class DataConfig:
     """The data set's name: `kanerva data list`."""
     binarization: Binarization = "sample"
     """How grey pixels become bits; none: 8-bit pixels."""
+    augment: Literal["none", "affine"] = "none"
+    """affine: training images are turned, scaled, sheared and moved a little, anew each epoch."""
     folder: str | None = None
     """images: the folder of image files."""
     crop: int | None = None

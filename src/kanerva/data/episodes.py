@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from kanerva.data.augment import random_affine
 from kanerva.data.binarization import binarize, to_float
 from kanerva.data.image_set import ImageSet, pixel_hash
 from kanerva.data.registry import Binarization
@@ -43,6 +44,7 @@ class TrainingEpisodes:
         batch: int,
         seed: int,
         binarization: Binarization,
+        augment: bool = False,
         device: str | torch.device = "cpu",
         rank: int = 0,
         world_size: int = 1,
@@ -58,7 +60,8 @@ class TrainingEpisodes:
         self._share = slice(rank * batch // world_size, (rank + 1) * batch // world_size)
         self._device = torch.device(device)
         self._grey = image_set.images.to(home(image_set.images, self._device))
-        if binarization != "sample":  # nothing is drawn: the same pixels every epoch
+        self.augment = augment
+        if binarization != "sample" and not augment:  # the same pixels every epoch
             self._grey = binarize(self._grey, binarization)
         self._epoch: tuple[int, Order, Pixels] | None = None
 
@@ -91,9 +94,11 @@ class TrainingEpisodes:
                 order = cut_paths(self.image_set.groups, self.episode_length, shuffle)
                 order = order.flatten().to(device)
             pixels = self._grey
-            if self.binarization == "sample":
+            if self.augment:
+                pixels = random_affine(pixels, stream(self.seed, "augment", epoch, device=device))
+            if self.augment or self.binarization == "sample":
                 draws = stream(self.seed, "binarize", epoch, device=device)
-                pixels = binarize(self._grey, "sample", draws)
+                pixels = binarize(pixels, self.binarization, draws)
             self._epoch = epoch, order, pixels
         return self._epoch[1:]
 

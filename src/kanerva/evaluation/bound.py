@@ -135,6 +135,15 @@ def bound(
     return score(episodes, terms_of, limit=limit, title=title)
 
 
+def validation_score(model: MemoryModel, episodes: FixedEpisodes, limit: int) -> Score:
+    """What decides which step of a training is best."""
+
+    def terms_of(chunk: Chunk) -> ElboTerms:
+        return model.validation_terms(chunk.batch.images, generator=chunk.generator)
+
+    return score(episodes, terms_of, limit=limit)
+
+
 @torch.no_grad()
 def iwae(
     model: MemoryModel,

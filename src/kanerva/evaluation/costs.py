@@ -12,7 +12,9 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from kanerva.config import RunConfig
+from kanerva.data.episodes import FixedEpisodes
 from kanerva.errors import UserError
+from kanerva.evaluation.bound import chunks
 from kanerva.models.base import MemoryModel
 from kanerva.models.terms import ElboTerms
 from kanerva.seeding import stream
@@ -27,6 +29,17 @@ def memory_size(model: MemoryModel, length: int, dtype: str = "float32") -> dict
         "floats_per_image": math.prod(shape) / length,
         "bits_per_image": model.memory_bits(length, dtype) / length,
     }
+
+
+@torch.no_grad()
+def stream_bits(model: MemoryModel, episodes: FixedEpisodes, limit: int) -> float:
+    """Bits for each image of all that p reads in the file of a memory, over whole episodes: gists,
+    detail, caps, the end of the stream. Its header of 128 bytes and the handles are not read."""
+    total = 0
+    for chunk in chunks(episodes, limit, "bits"):
+        memory = model.write(chunk.batch.images, generator=chunk.generator)
+        total += sum(8 * len(memory[b].as_container().stream) for b in range(len(memory.map)))
+    return total / (min(limit, len(episodes)) * episodes.episode_length)
 
 
 def flop_per_image(model: MemoryModel, config: RunConfig) -> float:

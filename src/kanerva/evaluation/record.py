@@ -19,12 +19,19 @@ from kanerva.data.splits import fixed_episodes, load_split
 from kanerva.errors import NumbersWentBad, UserError
 from kanerva.evaluation.bound import Score, bound, iwae, memory_kl
 from kanerva.evaluation.controls import IMAGES, controls
-from kanerva.evaluation.costs import flop_per_image, gather_training_facts, memory_size
+from kanerva.evaluation.costs import (
+    flop_per_image,
+    gather_training_facts,
+    memory_size,
+    stream_bits,
+)
 from kanerva.evaluation.records import SCHEMA, check_record
 from kanerva.evaluation.resized import ResizedMemory
 from kanerva.evaluation.uses import measure_familiarity, measure_generation, measure_places
+from kanerva.memory.detail import ALL
 from kanerva.models.base import MemoryModel
 from kanerva.models.kpp import Kpp
+from kanerva.models.kpp_bits import KppBits
 from kanerva.models.loading import checkpoint_folder
 from kanerva.provenance import command, commit, device_name, versions
 from kanerva.runs import read_run_config
@@ -46,12 +53,13 @@ def evaluate(
     control_images: int = IMAGES,
     variant: str | None = None,
     memory_dtype: str = "float32",
+    bits: int | None = None,
     resized: ResizedMemory | None = None,
     data_root: Path | None = None,
 ) -> Entry:
     """Score a run's best checkpoint, `model`, and return its record.
 
-    `memory_dtype` rounds every memory after it was written; `resized` scores the same weights in a
+    `memory_dtype` rounds every memory after it was written, `bits` shrinks it; `resized` scores the same weights in a
     memory of another size. The model given and torch's own generator stay as they are.
     """
     trained, facts = read_run_config(run), gather_training_facts(run)
@@ -60,6 +68,10 @@ def evaluate(
     config = trained
     if resized is not None:
         config, model = resized.apply(trained, model)
+    if bits is not None:
+        if not model.has_code:
+            raise UserError(f"{model.config.name} holds floats: --bits is for kpp-bits")
+        model = cast(KppBits, model).within(bits)
     subject = Subject(config, model.storing_as(memory_dtype), split, episodes, data_root)
     headline = score_headline(subject, run)
     record = {
@@ -235,6 +247,10 @@ def describe_memory(subject: Subject, headline: Score) -> Entry:
     """What the memory takes, and what it costs together with the bound."""
     model, image = subject.model, subject.config.model.image
     size = memory_size(model, subject.config.episode_length, model.memory_dtype)
+    if model.has_code:
+        bits = stream_bits(model, subject.episodes, subject.limit)
+        cap = cast(KppBits, model).cap
+        size |= {"dtype": "bits", "bits_per_image": bits, "cap": None if cap == ALL else cap}
     bits_per_dim = size["bits_per_image"] / math.prod(image)
     both = bits_per_dim + headline.bits_per_dim(image)
     return size | {"bits_per_dim": bits_per_dim, "sum_bits_per_dim": both}

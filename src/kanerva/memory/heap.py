@@ -18,7 +18,10 @@ from PIL import Image
 from torch import Tensor
 
 from kanerva.errors import UserError
-from kanerva.files import read_tensors, write_tensors
+from kanerva.files import read_tensors, write_tensors, write_whole
+from kanerva.memory.codec import BlockCodec
+from kanerva.memory.container import Container, is_container
+from kanerva.memory.detail import ALL, Detail, symbol_digest
 from kanerva.memory.grid import Grid
 from kanerva.memory.quantise import pack, quantise, unpack
 from kanerva.shapes import Blocks, Cells
@@ -39,6 +42,8 @@ class Memory:
     map: Float[Tensor, "*B Cm Hm Wm"]
     owners: Int[Tensor, "*B slots"] | None = None
     issued: int = 0
+    detail: Detail | None = None  # where blocks are bits
+    codec: BlockCodec | None = None
 
     def __post_init__(self) -> None:
         if self.map.ndim not in (3, 4):
@@ -70,7 +75,10 @@ class Memory:
         owners = [memory.owners for memory in memories if memory.owners is not None]
         if len(owners) < len(memories):
             return cls(maps)
-        return cls(maps, torch.stack(owners), max(memory.issued for memory in memories))
+        details = [memory.detail for memory in memories if memory.detail is not None]
+        detail = Detail.join(details, torch.stack) if len(details) == len(memories) else None
+        issued = max(memory.issued for memory in memories)
+        return cls(maps, torch.stack(owners), issued, detail, memories[0].codec)
 
     def as_batch(self) -> "Memory":
         """This memory as a batch of memories."""
@@ -81,7 +89,8 @@ class Memory:
 
     def _apply(self, function: Callable[[Tensor], Tensor]) -> "Memory":
         owners = None if self.owners is None else function(self.owners)
-        return Memory(function(self.map), owners, self.issued)
+        detail = None if self.detail is None else self.detail.apply(function)
+        return Memory(function(self.map), owners, self.issued, detail, self.codec)
 
     # Slots
 
@@ -170,13 +179,16 @@ class Memory:
         owners = torch.full((batch, capacity), -1, dtype=torch.long, device=device)
         return cls(torch.zeros(batch, *shape, device=device, dtype=dtype), owners)
 
-    def malloc(self, blocks: Blocks, cells: Cells) -> "Memory":
+    def malloc(self, blocks: Blocks, cells: Cells, detail: Detail | None = None) -> "Memory":
         """A batch of memories with one block more in each of some free cells. Their handles are the
         next ones, in order; gradients reach the blocks."""
         count, length = cells.shape
         new = self.issued + torch.arange(length, device=cells.device).expand(count, -1)
         owners = self.require_slots().scatter(1, cells, new)
-        return Memory(self.map + self.grid.paste(blocks, cells), owners, self.issued + length)
+        if detail is not None and self.detail is not None:
+            detail = self.detail.put(cells, detail)
+        map = self.map + self.grid.paste(blocks, cells)
+        return Memory(map, owners, self.issued + length, detail, self.codec)
 
     def free_cells(self, count: int) -> Cells:
         """The first `count` free cells of each memory of a batch."""
@@ -227,16 +239,53 @@ class Memory:
         pixels[..., self.grid.pixels(gone.device)] = gone[..., None]
         pixels = pixels.unflatten(-1, self.map.shape[-2:]).unsqueeze(-3)
         owners = self.require_slots().masked_fill(gone, -1)
-        return replace(self, map=self.map.masked_fill(pixels, 0), owners=owners)
+        detail = self.detail
+        if detail is not None:
+            detail = detail.apply(
+                lambda x: x.masked_fill(gone.view(*gone.shape, *[1] * (x.ndim - gone.ndim)), 0)
+            )
+        return replace(self, map=self.map.masked_fill(pixels, 0), owners=owners, detail=detail)
 
     def quantise(self, dtype: str) -> "Memory":
         """This memory as it reads back after `save(dtype=...)`."""
         return replace(self, map=quantise(self.map, dtype))
 
+    # Bits
+
+    @property
+    def bits(self) -> Float[Tensor, " held"]:
+        """Of each block held, in order of handle: what it is charged in a file."""
+        cells = self.cells
+        if self.detail is not None:
+            return self.detail.bits.gather(-1, cells)
+        numbers = self.map.shape[-3] * self.grid.block[0] * self.grid.block[1]
+        return torch.full(cells.shape, 32.0 * numbers, dtype=torch.float64)
+
+    def shrink(self, bits: float, *handles: int) -> "Memory":
+        """Forget by degrees: no block, or none of some, above so many bits, but for the last pixel
+        it holds. Detail is dropped first, from the end, then gist. Other blocks stay as they are."""
+        owners = self._require_one()
+        if self.detail is None:
+            raise UserError("blocks of this memory are floats: there is nothing to drop by degrees")
+        if not bits >= 0:
+            raise UserError(f"bits must be at least 0, got {bits}")
+        caps = torch.full_like(owners, min(int(bits), ALL))
+        if handles:
+            cells = torch.tensor([self.slot_of(handle) for handle in handles])
+            chosen = torch.zeros_like(owners, dtype=torch.bool).index_fill(0, cells, True)
+            caps = caps.masked_fill(~chosen, ALL)
+        detail, grid = self.detail.within(caps), self.grid
+        every = torch.arange(self.capacity, device=owners.device)[None]
+        blocks = detail.cut(grid.read(self.map[None], every))
+        return replace(self, map=grid.paste(blocks, every)[0], detail=detail)
+
     # Files
 
     def save(self, path: str | Path, dtype: str = "float32") -> None:
-        """Write one file, all of it or nothing; `dtype`: float32, bfloat16, int8 or int4."""
+        """Write one file, all of it or nothing; `dtype`: float32, bfloat16, int8 or int4, where
+        blocks are floats."""
+        if self.detail is not None:
+            return write_whole(Path(path), self.as_container().pack())
         about = {"format": _FORMAT, "dtype": dtype, "shape": json.dumps(list(self.map.shape))}
         tensors = pack(self.map, dtype)
         if self.owners is not None:
@@ -244,9 +293,38 @@ class Memory:
             about |= {"issued": json.dumps(self.issued)}
         write_tensors(Path(path), tensors, about)
 
+    def as_container(self) -> Container:
+        """A memory of bits as what its file holds."""
+        self._require_one()
+        assert self.detail is not None and self.codec is not None
+        gists, detail = self._in_order()
+        return Container(
+            fingerprint=self.codec.fingerprint,
+            cells=self.capacity,
+            issued=self.issued,
+            handles=self.handles,
+            stream=self.codec.encode(gists, detail),
+            symbols=symbol_digest(gists, detail),
+        )
+
+    def _in_order(self) -> tuple[Float[Tensor, "held D"], Detail]:
+        """Gists and detail of what is held, in order of handle."""
+        assert self.detail is not None
+        cells = self.cells[None]
+        blocks = self.grid.read(self.map[None], cells)[0].flatten(1)
+        gists = blocks[:, : blocks.shape[1] - self.detail.gist_costs.shape[-1]]
+        detail = self.detail.apply(lambda part: part[None]).at(cells)
+        return gists, detail.apply(lambda part: part[0])
+
     @classmethod
-    def load(cls, path: str | Path) -> "Memory":
-        """Read what `save` wrote; a file that is no memory, or was altered, is refused."""
+    def load(cls, path: str | Path, empty: "Memory | None" = None) -> "Memory":
+        """Read what `save` wrote; a file that is no memory, or was altered, is refused. Bits are
+        read by the model that wrote them: give an `empty` memory of its, `model.empty()`."""
+        path = Path(path)
+        if path.is_file() and is_container(content := path.read_bytes()):
+            if empty is None or empty.codec is None:
+                raise UserError(f"{path} holds bits: Memory.load(path, model.empty()) reads it")
+            return empty._fill(Container.unpack(content, str(path)), str(path))
         tensors, about = read_tensors(Path(path))
         if about.get("format") not in (_FORMAT, *_OLDER) or "map" not in tensors:
             raise UserError(f"{path} is not a saved memory (format {about.get('format')})")
@@ -262,6 +340,29 @@ class Memory:
         if about.get("disjoint") == "false" and not memory._lies_in_cells(tensors):
             raise UserError(f"{path} holds blocks between cells: read it with kanerva 0.1")
         return memory
+
+    def _fill(self, saved: Container, name: str) -> "Memory":
+        """This memory, which holds nothing, with what a file holds in its first cells."""
+        assert self.codec is not None and self.detail is not None
+        if saved.fingerprint != self.codec.fingerprint:
+            raise UserError(f"{name} was written by another model, or by other weights of it")
+        if saved.cells != self.capacity:
+            raise UserError(
+                f"{name} has {saved.cells} cells, and this model's memories {self.capacity}"
+            )
+        gists, detail = self.codec.decode(saved.stream, len(saved.handles))
+        if symbol_digest(gists, detail) != saved.symbols:
+            raise UserError(f"{name} decodes to other blocks than were written")
+        device = self.map.device
+        flags = torch.arange(detail.gist_costs.shape[-1]) < detail.kept[:, None]
+        block = (self.map.shape[-3], *self.grid.block)
+        blocks = torch.cat([gists, flags], dim=1).unflatten(1, block).to(device)
+        cells = torch.arange(len(gists), device=device)[None]
+        more = detail.apply(lambda part: part.to(device)[None])
+        memory = Memory.stack([self]).malloc(blocks[None], cells, more)[0]
+        owners = torch.full_like(memory.require_slots(), -1)
+        owners[: len(gists)] = torch.tensor(saved.handles, dtype=owners.dtype, device=device)
+        return replace(memory, owners=owners, issued=saved.issued)
 
     def _lies_in_cells(self, tensors: dict[str, Tensor]) -> bool:
         """Whether the slots of an older file, whose blocks might overlap, are cells."""

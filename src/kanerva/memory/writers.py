@@ -2,7 +2,10 @@
 
 from math import ceil, prod
 
-from torch import nn
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
 
 from kanerva.config import PaperMemoryConfig
 from kanerva.layers.outline import ToCosines
@@ -75,3 +78,40 @@ class BlockWriter(nn.Module):
             assert images is not None
             numbers = self.outline(images.flatten(0, 1)) + numbers
         return numbers.tanh().unflatten(-1, self.shape).unflatten(0, maps.shape[:2])
+
+
+_HIDDEN = 256  # ours: units that a gist is made from
+_LOUD = 8.0  # ours: numbers start about as large as one
+
+
+class GistWriter(nn.Module):
+    """A sample's feature maps to whole numbers, in groups, and flags that say which are held.
+
+    `rate` from -1 to 1 stands for a price from low to high: the dearer a number, the smaller.
+    """
+
+    def __init__(
+        self, shape: tuple[int, int, int], features: int, side: tuple[int, int], groups: int
+    ) -> None:
+        super().__init__()
+        self.shape, self.size, self.groups, self.outline = shape, prod(shape), groups, None
+        self.narrow = nn.Conv2d(features, _NARROW, 1)
+        self.mix = nn.Linear(_NARROW * side[0] * side[1], _HIDDEN)
+        self.rate = nn.Linear(1, _HIDDEN)
+        self.last = nn.Linear(_HIDDEN, self.size - groups)
+
+    def numbers(
+        self, maps: FeatureMaps, rate: Float[Tensor, "B T"]
+    ) -> Float[Tensor, "B T numbers"]:
+        """Before they are rounded."""
+        mixed = self.mix(self.narrow(maps.flatten(0, 1)).flatten(1))
+        hidden = F.silu(mixed + self.rate(rate.flatten()[:, None]))
+        return _LOUD * self.last(hidden).unflatten(0, maps.shape[:2]).float()
+
+    def blocks(self, gists: Float[Tensor, "B T numbers"], kept: Float[Tensor, "B T"]) -> Blocks:
+        """Numbers of the groups that are held, zeros for the rest, then a flag for each group. An
+        empty cell, all zeros, holds none."""
+        flags = torch.arange(self.groups, device=gists.device) < kept[..., None]
+        each = gists.shape[-1] // self.groups
+        gists = gists * flags.repeat_interleave(each, dim=-1)
+        return torch.cat([gists, flags], dim=-1).unflatten(-1, self.shape)

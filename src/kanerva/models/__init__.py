@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
 CLASSES = {  # name: (module, class)
     "kpp": ("kanerva.models.kpp", "Kpp"),
+    "kpp-bits": ("kanerva.models.kpp_bits", "KppBits"),
     "kpp-empty": ("kanerva.models.kpp_empty", "KppEmpty"),
     "kpp-paper": ("kanerva.models.kpp_paper", "KppPaper"),
     "vae": ("kanerva.models.rivals.vae", "Vae"),

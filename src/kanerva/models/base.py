@@ -55,6 +55,7 @@ class MemoryModel(
     recalls = True  # False: a cue finds nothing, and `recall` says so
     has_keys = True  # False: nothing lies near to anything, and `generate(near=...)` says so
     has_blocks = False  # True: each image has a block of its own, with a handle and a place
+    has_code = False  # True: blocks are bits, counted when they are written
     has_memory_kl = False  # True: a distribution over memories, whose KL `memory_kl` gives
     writes_sequentially = False  # True: images are written in a loop, which is not compiled
     reconstructed = "reconstructed"  # what a picture of `reconstruct` is labelled
@@ -178,6 +179,10 @@ class MemoryModel(
         over devices look for tensors in plain containers only. `auxiliary`, where a model adds it,
         is minimised besides and enters no figure."""
         return self.elbo(episode, generator=generator).by_name()
+
+    def validation_terms(self, images: Images, *, generator: Noise = None) -> ElboTerms:
+        """What decides which step of a training is best: the bound, where a memory is free."""
+        return self.elbo(images, generator=generator)
 
     @abstractmethod
     def importance_sampler(self, episode: Episode, generator: Noise) -> LogWeights:

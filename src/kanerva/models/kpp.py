@@ -49,9 +49,13 @@ class Kpp(KppNetworks):
         features, memory = self.encoder.features, config.memory
         self.placement = make_placement(memory, config.keys.hidden, features, self.side)
         block = (memory.channels, *self.placement.grid.block)
-        outline = config.image if memory.outline else None
-        self.writer = BlockWriter(block, features, self.side, outline)
+        self.writer = self.make_writer(block)
         self.add_readout_and_decoder(block, memory.outline)
+
+    def make_writer(self, block: tuple[int, int, int]) -> BlockWriter:
+        """f_mem, for blocks of this shape."""
+        outline = self.config.image if self.config.memory.outline else None
+        return BlockWriter(block, self.encoder.features, self.side, outline)
 
     @property
     def key_shape(self) -> tuple[int, ...]:
@@ -74,7 +78,7 @@ class Kpp(KppNetworks):
         batch, length = features.shape[:2]
         proposal = self.placement.propose(features)
         cells = self.placement.place(proposal, batch, length, generator, features.device)
-        memory = self._empty(batch).malloc(self.blocks(episode, features, generator), cells)
+        memory = self.malloc(self._empty(batch), episode, features, cells, generator)
         memory = replace(memory, map=self.quantised(memory.map))
         return memory if images.ndim == 5 else memory[0]
 
@@ -88,13 +92,24 @@ class Kpp(KppNetworks):
         self.placement.require_room(len(memory) + len(images))
         episode = self.as_episodes(images)
         features = self.encoder(episode)
-        blocks, batch = self.blocks(episode, features, generator), Memory.stack([memory])
+        batch = Memory.stack([memory])
         for t in range(len(images)):  # one after another: each sees what the last one took
-            proposal = self.placement.propose(features[:, t : t + 1])
-            held = batch.require_slots() >= 0
+            one = features[:, t : t + 1]
+            proposal, held = self.placement.propose(one), batch.require_slots() >= 0
             cells = self.placement.find_free(proposal, held, 1, generator)
-            batch = batch.malloc(blocks[:, t : t + 1], cells)
+            batch = self.malloc(batch, episode[:, t : t + 1], one, cells, generator)
         return batch[0]
+
+    def malloc(
+        self,
+        memory: Memory,
+        episode: Episode,
+        features: FeatureMaps,
+        cells: Cells,
+        generator: Noise,
+    ) -> Memory:
+        """A block for each image, in cells that are free."""
+        return memory.malloc(self.blocks(episode, features, generator), cells)
 
     def empty(self, batch: int | None = None) -> Memory:
         """A memory that holds nothing."""

@@ -21,7 +21,7 @@ from kanerva.config import RunConfig, to_dict
 from kanerva.data.episodes import FixedEpisodes, TrainingEpisodes
 from kanerva.data.splits import fixed_episodes, load_split
 from kanerva.errors import NumbersWentBad, UserError
-from kanerva.evaluation.bound import bound
+from kanerva.evaluation.bound import validation_score
 from kanerva.models.base import MemoryModel
 from kanerva.provenance import commit, device_name, versions
 from kanerva.runs import check_same_run, locked, open_run
@@ -99,6 +99,7 @@ def train(
         batch=config.batch,
         seed=config.seed,
         binarization=config.data.binarization,
+        augment=config.data.augment == "affine",
         device=fabric.device,
         rank=fabric.global_rank,
         world_size=fabric.world_size,
@@ -312,7 +313,7 @@ class Trainer:
         KL terms are weighed, decides what weights are `best`."""
         progress, config = self.progress, self.config
         judged = self.judged.eval()
-        mine = bound(judged, self.validation, limit=config.validate_episodes)
+        mine = validation_score(judged, self.validation, config.validate_episodes)
         score = self.fabric.broadcast(mine)  # running statistics differ: one figure decides for all
         if not math.isfinite(score.nll_nats):
             self.journal.bar.close()
@@ -340,7 +341,7 @@ class Trainer:
         """Whether the weights are worth keeping: while steps are being skipped, look first."""
         if self.streak == 0:
             return True
-        mine = bound(self.model.eval(), self.validation, limit=1)
+        mine = validation_score(self.model.eval(), self.validation, 1)
         return math.isfinite(self.fabric.broadcast(mine).nll_nats)
 
     def _save(self) -> None:

@@ -1,0 +1,95 @@
+"""A memory of bits as one file: a header of 128 bytes, one stream for all blocks, then handles.
+
+    header    magic, version, codec, fingerprint of the model, cells, counts, lengths, two digests
+    stream    all that p reads: gists, detail, caps
+    handles   which block is whose: the user's, not p's
+
+Blocks lie in the stream in order of handle, and in the first cells when it is read.
+"""
+
+import hashlib
+import struct
+from dataclasses import dataclass
+
+import numpy as np
+
+from kanerva.errors import UserError
+
+MAGIC = b"\x89KANERVA"
+VERSION = 4
+HEADER = struct.Struct("<8sHH16sIIIII32s32s")  # 8 + 4 + 16 + 20 + 64 = 112 bytes
+SIZE = 128  # the rest is zeros
+CODEC = 1  # gist and detail; 0 is int8
+
+
+@dataclass(frozen=True)
+class Container:
+    """What a file says."""
+
+    fingerprint: bytes
+    cells: int
+    issued: int
+    handles: list[int]
+    stream: bytes
+    symbols: bytes  # SHA-256 of what the stream decodes to
+
+    def pack(self) -> bytes:
+        """As the bytes of a file."""
+        steps = np.diff(np.array([-1, *self.handles], np.int64)) - 1
+        handles = b"".join(_varint(int(step)) for step in steps)
+        body = self.stream + handles
+        fields = (MAGIC, VERSION, CODEC, self.fingerprint, self.cells, len(self.handles),
+                  self.issued, len(self.stream), len(handles), self.symbols)  # fmt: skip
+        blank = HEADER.pack(*fields, bytes(32)).ljust(SIZE, b"\0")
+        seal = hashlib.sha256(blank + body).digest()
+        return HEADER.pack(*fields, seal).ljust(SIZE, b"\0") + body
+
+    @classmethod
+    def unpack(cls, data: bytes, name: str) -> "Container":
+        """From a file's bytes; whatever was altered is refused."""
+        if not is_container(data):
+            raise UserError(f"{name} is not a saved memory")
+        if len(data) < SIZE:
+            raise UserError(f"{name} is a damaged memory: it is cut off")
+        *fields, seal = HEADER.unpack(data[: HEADER.size])
+        blank = HEADER.pack(*fields, bytes(32)).ljust(SIZE, b"\0")
+        _, version, codec, fingerprint, cells, count, issued, stream, handles, symbols = fields
+        if version != VERSION or codec != CODEC:
+            raise UserError(f"{name} has version {version}, codec {codec}: this reads 4 and 1")
+        if seal != hashlib.sha256(blank + data[SIZE:]).digest() or any(data[HEADER.size : SIZE]):
+            raise UserError(f"{name} was altered after it was saved")
+        if SIZE + stream + handles != len(data):
+            raise UserError(f"{name} is a damaged memory: its lengths do not add up")
+        found = _read_varints(data[SIZE + stream :], name)
+        owned = (np.cumsum(np.array(found, np.int64) + 1) - 1).tolist()
+        if len(owned) != count or count > cells or any(h >= issued for h in owned):
+            raise UserError(f"{name} is a damaged memory: its handles do not fit")
+        return cls(fingerprint, cells, issued, owned, data[SIZE : SIZE + stream], symbols)
+
+
+def is_container(data: bytes) -> bool:
+    """Whether bytes begin as such a file does."""
+    return data[: len(MAGIC)] == MAGIC
+
+
+def _varint(value: int) -> bytes:
+    """Seven bits a byte, the lowest first."""
+    found = bytearray()
+    while True:
+        value, low = value >> 7, value & 127
+        found.append(low | (128 if value else 0))
+        if not value:
+            return bytes(found)
+
+
+def _read_varints(data: bytes, name: str) -> list[int]:
+    values, value, shift = [], 0, 0
+    for byte in data:
+        value |= (byte & 127) << shift
+        shift += 7
+        if shift > 35:
+            raise UserError(f"{name} is a damaged memory: its handles do not fit")
+        if not byte & 128:
+            values.append(value)
+            value, shift = 0, 0
+    return values

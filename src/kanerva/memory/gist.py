@@ -1,0 +1,95 @@
+"""A gist: a block of whole numbers, and its price in bits under a learned prior.
+
+Numbers come in groups, the most telling first; a block may hold the first few groups only. The
+prior gives each number a table of probabilities that depends on the groups before it, in whole
+numbers (`fixed_point`), so that every machine makes the same table.
+"""
+
+import math
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from kanerva.memory.fixed_point import ONE, FixedLinear, activate, clear_of, round_through
+
+LARGEST = 7  # a number lies in [-7, 7]
+ALPHABET = 2 * LARGEST + 1
+TOTAL = 2**16  # what probabilities are counted in
+_LEVELS = 16  # logits are rounded to sixteenths
+_FARTHEST = 10 * _LEVELS  # below the likeliest number's logit
+_HIDDEN = 64  # ours: units of each layer and group
+
+Gists = Float[Tensor, "N D"]  # whole numbers
+
+
+class GistPrior(nn.Module):
+    """p(gist): a small network for each group, which sees the groups before its own."""
+
+    powers: Tensor
+
+    def __init__(self, numbers: int, groups: int) -> None:
+        super().__init__()
+        self.numbers, self.groups, self.each = numbers, groups, numbers // groups
+        before = torch.arange(numbers) // self.each < torch.arange(groups)[:, None]
+        mask = before[:, None, :].expand(-1, _HIDDEN, -1).float()
+        self.first = FixedLinear(numbers, _HIDDEN, (groups,), mask=mask)
+        self.second = FixedLinear(_HIDDEN, _HIDDEN, (groups,))
+        self.last = FixedLinear(_HIDDEN, self.each * ALPHABET, (groups,), gain=0.1)
+        far = torch.arange(-LARGEST, LARGEST + 1).abs().float()
+        with torch.no_grad():  # at first the larger a number the rarer
+            self.last.bias += (-0.7 * far).repeat(self.each)
+        steps = torch.arange(_FARTHEST + 1, dtype=torch.float64)
+        powers = (TOTAL * (-steps / _LEVELS).exp()).round().clamp(min=1)
+        self.register_buffer("powers", powers.float())  # kept with the weights: no libm decides
+
+    def levels(self, gists: Gists, group: int | None = None) -> Float[Tensor, "N D A"]:
+        """Logits of every number, or of one group's, in sixteenths."""
+        side = slice(None) if group is None else slice(group, group + 1)
+        x = (ONE * gists).expand(len(self.first.weight[side]), -1, -1)
+        for layer in (self.first, self.second, self.last):
+            weight, bias = layer.whole(x.dtype)
+            sums = x @ weight[side].mT + bias[side, None]
+            x = activate(sums) if layer is not self.last else sums
+        x = round_through(x / (64 * ONE / _LEVELS), -(2**14), 2**14)
+        return x.movedim(0, 1).reshape(len(gists), -1, ALPHABET)
+
+    def nats(self, numbers: Float[Tensor, "N D"]) -> Float[Tensor, "N groups"]:
+        """What each group costs once rounded, for training. A number that is not yet rounded feels
+        the step from the price of the whole number below it to that of the one above."""
+        with clear_of(numbers):
+            gists = quantise_gist(numbers.float())
+            prices = -(self.levels(gists) / _LEVELS).log_softmax(dim=-1)
+            at = (gists.detach() + LARGEST).long()[..., None]
+            below = (numbers.detach().floor() + LARGEST).long().clamp(0, ALPHABET - 2)[..., None]
+            fixed = prices.detach()
+            step = (fixed.gather(-1, below + 1) - fixed.gather(-1, below))[..., 0]
+            price = prices.gather(-1, at)[..., 0] + (numbers - numbers.detach()) * step
+            return price.unflatten(-1, (self.groups, -1)).sum(dim=-1)
+
+    @torch.no_grad()
+    def tables(self, gists: Gists, group: int) -> Int[Tensor, "N each A"]:
+        """Probabilities of one group's numbers, in counts that add up to `TOTAL`, each at least 1;
+        the numbers of earlier groups are looked at, no others."""
+        levels = self.levels(gists.double(), group)
+        below = (levels.amax(dim=-1, keepdim=True) - levels).clamp(max=_FARTHEST).long()
+        powers = self.powers.long()[below]
+        upto = powers.cumsum(dim=-1)
+        ends = upto * (TOTAL - ALPHABET) // upto[..., -1:]
+        return ends.diff(dim=-1, prepend=torch.zeros_like(ends[..., :1])) + 1
+
+    @torch.no_grad()
+    def bits(self, gists: Gists) -> Float[Tensor, "N groups"]:
+        """What each group takes."""
+        chosen = (gists + LARGEST).long().unflatten(-1, (self.groups, -1))
+        found = [
+            self.tables(gists, group).gather(-1, chosen[:, group, :, None])[..., 0]
+            for group in range(self.groups)
+        ]
+        counts = torch.stack(found, dim=1).double()
+        return (math.log2(TOTAL) - counts.log2()).sum(dim=-1)
+
+
+def quantise_gist(numbers: Float[Tensor, "N D"]) -> Gists:
+    """The nearest whole numbers."""
+    return round_through(numbers, -LARGEST, LARGEST)

@@ -1,0 +1,266 @@
+"""`kpp-bits`: `kpp` whose blocks are bits, with a price for each.
+
+    memory = model.write(images)                # everything: images come back exactly
+    memory = memory.shrink(bits=56)             # forgetting by degrees: detail first, then gist
+    memory.bits                                 # of each block held, in order of handle
+
+A block has a gist, whole numbers that say what an image looks like, and detail, the image's first
+pixels in an entropy code that sees the gist and the pixels before. Both are in `memory/`: what a
+gist costs (`gist`), what pixels cost (`pixel_code`).
+
+    p(x | M, y) = (1 - e) 1[stored pixels match] p(rest | stored, gist) + e p(x | gist)
+
+z serves the sketch: pictures, finding, and a loss that keeps the gist telling. A code that sees its
+neighbours would leave it unused.
+"""
+
+import copy
+import math
+from dataclasses import replace
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from kanerva.config import KppBitsConfig
+from kanerva.distributions import KeyPosterior
+from kanerva.errors import UserError
+from kanerva.memory.codec import BlockCodec, fingerprint
+from kanerva.memory.detail import ALL, MISMATCH, Detail
+from kanerva.memory.fixed_point import clear_of
+from kanerva.memory.gist import TOTAL, GistPrior, quantise_gist
+from kanerva.memory.heap import Memory
+from kanerva.memory.pixel_code import BIT, PixelCode
+from kanerva.memory.writers import GistWriter
+from kanerva.models.base import Handles, Images, LogWeights
+from kanerva.models.kpp import Kpp
+from kanerva.models.terms import ElboTerms
+from kanerva.seeding import Noise, uniform
+from kanerva.shapes import Blocks, Cells, Episode, FeatureMaps, PerImage
+
+_SPREAD = 2.0  # training draws beta from half to twice its default
+_SKETCH = 0.5  # weight of the loss that is the gist's own
+_SHORT = 0.25  # share of written blocks that training cuts after some group
+
+
+class KppBits(Kpp):
+    """Gist and detail."""
+
+    has_code = True
+    config: KppBitsConfig  # pyright: ignore[reportIncompatibleVariableOverride]
+    writer: GistWriter  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    def __init__(self, config: KppBitsConfig) -> None:
+        super().__init__(config)
+        code, size = config.code, self.writer.size
+        self.prior = GistPrior(size - code.groups, code.groups)
+        self.pixel_code = PixelCode(
+            size,
+            config.image[1:],
+            reach=code.reach,
+            width=code.width,
+            maps=code.maps,
+            depth=code.depth,
+        )
+        self.cap = ALL
+
+    def make_writer(self, block: tuple[int, int, int]) -> GistWriter:
+        return GistWriter(block, self.encoder.features, self.side, self.config.code.groups)
+
+    # Training
+
+    def forward(self, episode: Episode, generator: Noise = None) -> dict[str, Tensor]:
+        """The sketch's bound; beside it the price of gists and the code of pixels."""
+        episode = self.as_episodes(episode)
+        batch, length = episode.shape[:2]
+        features, groups = self.encoder(episode), self.config.code.groups
+        chance = uniform((batch, length, 3), generator, self.device)
+        rate = 2 * chance[..., 0] - 1
+        numbers = self.writer.numbers(features, rate)
+        # how many groups are held: all, some, or none of what is left unwritten
+        some = 1 + (chance[..., 1] * (groups - 1)).floor()
+        kept = torch.where(chance[..., 2] < _SHORT, some, groups)
+        left = max(1, round(self.config.memory.unwritten * length))
+        written = torch.arange(length, device=self.device) < length - left
+        kept = kept * written
+        blocks = self.writer.blocks(quantise_gist(numbers), kept)
+        cells = self.placement.place(None, batch, length, generator, self.device)
+        free = self.config.memory.capacity - written.sum().float().expand(batch)
+        keys = self.placement.posterior(cells, written.expand(batch, -1), free)
+        maps = self.placement.grid.paste(blocks, cells)
+        price = self.prior.nats(numbers.flatten(0, 1)).unflatten(0, (batch, length))
+        held = torch.arange(groups, device=self.device) < kept[..., None]
+        beta = self.config.code.beta * _SPREAD**rate
+        losses = [(beta * (price * held).sum(dim=-1)).mean()]
+        readout = self.read_maps(maps, keys.mean).sample(generator)
+        sketch = -self.likelihood.log_prob(self.decoder(readout), episode)
+        losses.append(_SKETCH * (sketch * written).mean())
+        if self.config.code.detail:
+            losses.append(self._pixel_nats(blocks, episode).mean())
+        return self.objective(episode, features, maps, keys, generator, *losses)
+
+    def _pixel_nats(self, blocks: Blocks, episode: Episode) -> PerImage:
+        """-ln p(x | gist) of every image, with gradients."""
+        pixels = episode.flatten(0, 2)
+        logits = self.pixel_code.logits(blocks.flatten(2).flatten(0, 1), pixels)
+        with clear_of(pixels):
+            nats = nn.functional.binary_cross_entropy_with_logits(logits, pixels, reduction="none")
+        return nats.flatten(1).sum(dim=1).unflatten(0, episode.shape[:2])
+
+    # Write
+
+    def blocks(self, episode: Episode, features: FeatureMaps, generator: Noise = None) -> Blocks:
+        """Whole gists, at the price that bits are stored for."""
+        rate = torch.zeros(episode.shape[:2], device=self.device)
+        gists = quantise_gist(self.writer.numbers(features, rate))
+        return self.writer.blocks(gists, torch.full_like(rate, self.config.code.groups))
+
+    @torch.no_grad()
+    def code(self, episode: Episode, blocks: Blocks) -> Detail:
+        """Everything that blocks of these images could hold, with its costs."""
+        lead, groups = episode.shape[:2], self.config.code.groups
+        traces, pixels = blocks.flatten(2).flatten(0, 1), episode.flatten(0, 2)
+        gist_costs = (BIT * self.prior.bits(traces[:, : self.prior.numbers])).round().long()
+        counts = self.pixel_code.table(traces, pixels)
+        costs = self.pixel_code.cost(counts, pixels.flatten(1))
+        caps = torch.full(lead, self.cap, device=self.device)
+        return Detail(
+            pixels.flatten(1).to(torch.uint8).unflatten(0, lead),
+            costs.unflatten(0, lead),
+            gist_costs.unflatten(0, lead),
+            torch.full_like(caps, groups),
+            torch.full_like(caps, ALL),
+        ).within(caps)
+
+    def malloc(
+        self,
+        memory: Memory,
+        episode: Episode,
+        features: FeatureMaps,
+        cells: Cells,
+        generator: Noise,
+    ) -> Memory:
+        blocks = self.blocks(episode, features)
+        detail = self.code(episode, blocks)
+        gists = blocks.flatten(2)[..., : self.prior.numbers]
+        return memory.malloc(self.writer.blocks(gists, detail.kept), cells, detail)
+
+    def _empty(self, batch: int) -> Memory:
+        code, memory = self.config.code, super()._empty(batch)
+        pixels = self.config.image[1] * self.config.image[2]
+        slots = self.config.memory.capacity
+        detail = Detail.empty(batch, slots, code.groups, pixels, self.device)
+        return replace(memory, detail=detail, codec=self.codec)
+
+    @property
+    def codec(self) -> BlockCodec:
+        """What reads and writes files of this model's memories."""
+        return BlockCodec(self.prior, self.pixel_code, fingerprint(self.state_dict()))
+
+    # The bound
+
+    def elbo(
+        self,
+        images: Images,
+        memory: Memory | None = None,
+        *,
+        handles: Handles | None = None,
+        sample: bool = True,
+        generator: Noise = None,
+    ) -> ElboTerms:
+        """-ln p(x | M, y) and the key's cost; p is exact, so there is no KL z.
+
+        In a memory given, image t is looked for where `handles[t]` lies; without handles by
+        content, in the block whose sketch explains it best or, if that is better, in a free cell.
+        """
+        if memory is None and handles is not None:
+            raise UserError("handles are those of a memory: give it too")
+        episode = self.as_pixels(images)
+        if memory is None:
+            memory = self.write(images, generator=generator)
+            handles = torch.arange(episode.shape[1], device=self.device).expand(len(episode), -1)
+        self.as_maps(memory, images)
+        batch = memory.as_batch()
+        if handles is not None:
+            at = torch.as_tensor(handles, device=self.device).view(-1, images.shape[-4])
+            terms = self._terms_at(batch, batch.slots_of(at), episode)
+        else:
+            best = self.score_cues(memory, images).argmax(dim=-1)
+            held, nowhere = self._terms_at(batch, best, episode), self._unwritten(batch, episode)
+            nothing = (batch.require_slots() < 0).all(dim=1, keepdim=True)
+            choose = (nowhere.nll_nats < held.nll_nats) | nothing
+            pairs = zip(nowhere.by_name().values(), held.by_name().values(), strict=True)
+            terms = ElboTerms(*[torch.where(choose, *pair) for pair in pairs])
+        return terms if images.ndim == 5 else terms[0]
+
+    @torch.no_grad()
+    def validation_terms(self, images: Images, *, generator: Noise = None) -> ElboTerms:
+        """The whole code length of an image: its gist's bits, here in the place of KL z, its pixels
+        given the gist, its key. With everything stored the bound itself says nothing."""
+        episode = self.as_pixels(images)
+        blocks = self.blocks(episode, self.encoder(episode))
+        gists = blocks.flatten(2).flatten(0, 1)[:, : self.prior.numbers]
+        bits = self.prior.bits(gists).sum(dim=-1).unflatten(0, episode.shape[:2])
+        score = self._log_pixels(blocks, episode).sum(dim=-1)
+        key = torch.full_like(score, math.log(self.config.memory.capacity))
+        return ElboTerms(score, math.log(2) * bits, key)
+
+    def _terms_at(self, memory: Memory, cells: Cells, episode: Episode) -> ElboTerms:
+        """Of images that are looked for in these cells."""
+        assert memory.detail is not None
+        blocks = self.placement.grid.read(memory.map, cells)
+        nats = self._log_pixels(blocks, episode)
+        detail, pixels = memory.detail.at(cells), episode.flatten(2)
+        stored = torch.arange(nats.shape[-1], device=nats.device) < detail.stored[..., None]
+        matches = ((detail.pixels == pixels) | ~stored).all(dim=-1)
+        rest = (nats * ~stored).sum(dim=-1) + math.log1p(-MISMATCH)
+        other = nats.sum(dim=-1) + math.log(MISMATCH)
+        known = torch.logaddexp(rest.masked_fill(~matches, -torch.inf), other)
+        score = torch.where(detail.stored > 0, known, nats.sum(dim=-1))
+        return self._as_terms(score, self.keys_at(memory, cells))
+
+    def _unwritten(self, memory: Memory, episode: Episode) -> ElboTerms:
+        """Of images that are not in a memory: they look into a free cell."""
+        return self._told_nothing(episode, (memory.require_slots() < 0).sum(dim=1))
+
+    def _told_nothing(self, episode: Episode, free: Int[Tensor, " B"]) -> ElboTerms:
+        nothing = torch.zeros(*episode.shape[:2], *self.writer.shape, device=self.device)
+        key = math.log(self.config.memory.capacity) - free.double().log()
+        score = self._log_pixels(nothing, episode).sum(dim=-1)
+        return ElboTerms(score, torch.zeros_like(score), key[:, None].expand_as(score))
+
+    def _log_pixels(self, blocks: Blocks, episode: Episode) -> Float[Tensor, "B T n"]:
+        """ln p of every pixel given the gist and the pixels before it, from the very tables that
+        code it."""
+        pixels = episode.flatten(0, 2)
+        counts = self.pixel_code.table(blocks.flatten(2).flatten(0, 1), pixels)
+        share = torch.where(pixels.flatten(1) > 0.5, counts, TOTAL - counts).double() / TOTAL
+        return share.log().unflatten(0, episode.shape[:2])
+
+    def _as_terms(self, score: PerImage, keys: KeyPosterior) -> ElboTerms:
+        return ElboTerms(score, torch.zeros_like(score), keys.kl_to_prior().to(score.dtype))
+
+    def left_out(self, images: Images, *, generator: Noise = None) -> ElboTerms:
+        """Each image scored in the memory of the rest of its episode (a control): what is not
+        written is told nothing, whatever the rest."""
+        episode = self.as_pixels(images)
+        rest = self.config.memory.capacity - episode.shape[1] + 1
+        self.placement.require_room(episode.shape[1])
+        terms = self._told_nothing(episode, torch.full((len(episode),), rest, device=self.device))
+        return terms if images.ndim == 5 else terms[0]
+
+    def permuted(self, images: Images, *, generator: Noise = None) -> ElboTerms:
+        memory, length = self.write(images, generator=generator), images.shape[-4]
+        at = torch.arange(length, device=self.device).roll(1)
+        return self.elbo(images, memory, handles=at.expand(images.shape[:-3]))
+
+    def importance_sampler(self, episode: Episode, generator: Noise) -> LogWeights:
+        """There is nothing to draw: p is exact."""
+        terms = self.elbo(episode, generator=generator)
+        return lambda: terms.elbo
+
+    def within(self, bits: float | None) -> "KppBits":
+        """This model, sharing its weights, with memories shrunk to so many bits when written."""
+        other = copy.copy(self)
+        other.cap = ALL if bits is None else int(bits)
+        return other
