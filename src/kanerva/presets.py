@@ -167,7 +167,9 @@ def bits(run: RunConfig) -> RunConfig:
     """Blocks that are bits."""
     run = ours(run)
     if run.preset == SMALL:
-        run = replace(run, model=with_options(run.model, code={"width": 48, "maps": 16, "depth": 1}))
+        run = replace(
+            run, model=with_options(run.model, code={"width": 48, "maps": 16, "depth": 1})
+        )
     elif run.preset == "omniglot":  # few drawings of each character
         run = replace(run, data=replace(run.data, augment="affine"))
     return replace(run, steps=run.steps if run.preset == SMALL else 6000)

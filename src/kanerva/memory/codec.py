@@ -19,7 +19,9 @@ from kanerva.memory.gist import ALPHABET, LARGEST, TOTAL, GistPrior
 from kanerva.memory.pixel_code import BIT, PixelCode
 
 CHUNK = 256  # blocks that are coded together: part of the format
-_WHOLE = 0.8  # the share of blocks that hold all of their gist, where not all do: part of the format
+_WHOLE = (
+    0.8  # the share of blocks that hold all of their gist, where not all do: part of the format
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,12 +77,20 @@ class BlockCodec:
         """What `encode` was given. Whoever calls has checked the bytes: a damaged stream decodes to
         other blocks."""
         constriction = _constriction()
+        if count == 0:
+            pixels, groups = self.pixels.height * self.pixels.width, self.prior.groups
+            nothing = Detail.empty(1, 0, groups, pixels, torch.device("cpu"))
+            return torch.zeros(0, self.prior.numbers), nothing.apply(lambda part: part[0])
         if len(data) % 4:
             raise UserError("the stream is cut off")
-        stream = constriction.stream.queue.RangeDecoder(np.frombuffer(data, "<u4").astype(np.uint32))
+        stream = constriction.stream.queue.RangeDecoder(
+            np.frombuffer(data, "<u4").astype(np.uint32)
+        )
         several = int(stream.decode(_uniform(256)))
         head = stream.decode(_uniform(256), 2 * several + 1)
-        caps = torch.from_numpy(head[:-1].astype(np.int64)).unflatten(0, (-1, 2)) @ torch.tensor([256, 1])
+        caps = torch.from_numpy(head[:-1].astype(np.int64)).unflatten(0, (-1, 2)) @ torch.tensor(
+            [256, 1]
+        )
         found = []
         for start in range(0, count, CHUNK):
             size = min(CHUNK, count - start)

@@ -31,7 +31,8 @@ class Detail:
         """Of a batch of memories that hold nothing."""
         zeros = torch.zeros(batch, slots, n + groups, dtype=torch.long, device=device)
         costs, gists = zeros[..., :n], zeros[..., n:]
-        return cls(costs.to(torch.uint8), costs, gists, zeros[..., 0], zeros[..., 0])
+        none = torch.zeros(batch, slots, dtype=torch.long, device=device)
+        return cls(costs.to(torch.uint8), costs, gists, none, none)
 
     def apply(self, function: Callable[[Tensor], Tensor]) -> "Detail":
         """The same of every part."""
@@ -67,7 +68,7 @@ class Detail:
     def stored(self) -> Slots:
         """Pixels of each image: none without a whole gist; from there up to the one that reaches
         the cap, which a reader can follow."""
-        whole = (self.kept == self.gist_costs.shape[-1])
+        whole = self.kept == self.gist_costs.shape[-1]
         gist = self.gist_costs.sum(dim=-1, keepdim=True)
         before = gist + self.pixel_costs.cumsum(dim=-1) - self.pixel_costs
         return ((before < BIT * self.caps[..., None]) & whole[..., None]).sum(dim=-1)

@@ -19,7 +19,7 @@ _EXACT = 2**24  # float32 counts so far without a gap
 Integers = Float[Tensor, "..."]  # whole numbers, held as floats
 
 
-def round_through(x: Float[Tensor, "..."], low: float, high: float) -> Integers:
+def round_through(x: Float[Tensor, "..."], low: int, high: int) -> Integers:
     """The nearest whole number of a range, halves up; the gradient of a clamp."""
     x = x.clamp(low, high)
     return x + ((x + 0.5).floor().clamp(low, high) - x).detach()
@@ -67,7 +67,7 @@ class FixedLinear(nn.Module):
         weight, bias = self.whole(x.dtype)
         return x @ weight.mT + (bias[..., None, :] if bias.ndim > 1 else bias)
 
-    def check_exact(self, largest_input: float) -> None:
+    def check_exact(self, largest_input: int) -> None:
         """Refuse weights whose sums float32 might not count."""
         weight, bias = self.whole(torch.float64)
         most = (weight.abs().sum(dim=-1) * largest_input + bias.abs()).max()

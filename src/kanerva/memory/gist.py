@@ -43,7 +43,7 @@ class GistPrior(nn.Module):
         powers = (TOTAL * (-steps / _LEVELS).exp()).round().clamp(min=1)
         self.register_buffer("powers", powers.float())  # kept with the weights: no libm decides
 
-    def levels(self, gists: Gists, group: int | None = None) -> Float[Tensor, "N D A"]:
+    def levels(self, gists: Gists, group: int | None = None) -> Float[Tensor, "N _ A"]:
         """Logits of every number, or of one group's, in sixteenths."""
         side = slice(None) if group is None else slice(group, group + 1)
         x = (ONE * gists).expand(len(self.first.weight[side]), -1, -1)
@@ -90,6 +90,6 @@ class GistPrior(nn.Module):
         return (math.log2(TOTAL) - counts.log2()).sum(dim=-1)
 
 
-def quantise_gist(numbers: Float[Tensor, "N D"]) -> Gists:
+def quantise_gist(numbers: Float[Tensor, "*N D"]) -> Float[Tensor, "*N D"]:
     """The nearest whole numbers."""
     return round_through(numbers, -LARGEST, LARGEST)

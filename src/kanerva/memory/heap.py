@@ -261,15 +261,15 @@ class Memory:
         numbers = self.map.shape[-3] * self.grid.block[0] * self.grid.block[1]
         return torch.full(cells.shape, 32.0 * numbers, dtype=torch.float64)
 
-    def shrink(self, bits: float, *handles: int) -> "Memory":
+    def shrink(self, bits: int, *handles: int) -> "Memory":
         """Forget by degrees: no block, or none of some, above so many bits, but for the last pixel
         it holds. Detail is dropped first, from the end, then gist. Other blocks stay as they are."""
         owners = self._require_one()
         if self.detail is None:
             raise UserError("blocks of this memory are floats: there is nothing to drop by degrees")
-        if not bits >= 0:
+        if bits < 0:
             raise UserError(f"bits must be at least 0, got {bits}")
-        caps = torch.full_like(owners, min(int(bits), ALL))
+        caps = torch.full_like(owners, min(bits, ALL))
         if handles:
             cells = torch.tensor([self.slot_of(handle) for handle in handles])
             chosen = torch.zeros_like(owners, dtype=torch.bool).index_fill(0, cells, True)

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from kanerva.config import KppMemoryConfig
+from kanerva.config import BitsMemoryConfig, KppMemoryConfig
 from kanerva.distributions import ConfinedNormal, DiagonalNormal, as_uniform
 from kanerva.errors import UserError
 from kanerva.memory.blocks import block_windows, read_blocks
@@ -190,7 +190,7 @@ class Transport(Placement):
 
 
 def make_placement(
-    config: KppMemoryConfig, hidden: int, features: int, side: tuple[int, int]
+    config: KppMemoryConfig | BitsMemoryConfig, hidden: int, features: int, side: tuple[int, int]
 ) -> Placement:
     """The placement a config names; `hidden` is the width of a key network, if it has one."""
     if config.placement == "cells":

@@ -4,7 +4,7 @@ from math import ceil, prod
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Real
 from torch import Tensor, nn
 
 from kanerva.config import PaperMemoryConfig
@@ -108,7 +108,7 @@ class GistWriter(nn.Module):
         hidden = F.silu(mixed + self.rate(rate.flatten()[:, None]))
         return _LOUD * self.last(hidden).unflatten(0, maps.shape[:2]).float()
 
-    def blocks(self, gists: Float[Tensor, "B T numbers"], kept: Float[Tensor, "B T"]) -> Blocks:
+    def blocks(self, gists: Float[Tensor, "B T numbers"], kept: Real[Tensor, "B T"]) -> Blocks:
         """Numbers of the groups that are held, zeros for the rest, then a flag for each group. An
         empty cell, all zeros, holds none."""
         flags = torch.arange(self.groups, device=gists.device) < kept[..., None]

@@ -259,8 +259,8 @@ class KppBits(Kpp):
         terms = self.elbo(episode, generator=generator)
         return lambda: terms.elbo
 
-    def within(self, bits: float | None) -> "KppBits":
+    def within(self, bits: int | None) -> "KppBits":
         """This model, sharing its weights, with memories shrunk to so many bits when written."""
         other = copy.copy(self)
-        other.cap = ALL if bits is None else int(bits)
+        other.cap = ALL if bits is None else bits
         return other

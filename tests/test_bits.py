@@ -1,0 +1,395 @@
+"""Blocks that are bits: exact networks, prices, codes, files, and the bound they give."""
+
+import itertools
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from kanerva import Memory
+from kanerva.config import (
+    BitsMemoryConfig,
+    CodeConfig,
+    KppBitsConfig,
+    KppDecoderConfig,
+    KppEncoderConfig,
+    KppReadoutConfig,
+)
+from kanerva.errors import UserError
+from kanerva.memory.codec import BlockCodec
+from kanerva.memory.container import SIZE, Container
+from kanerva.memory.detail import ALL, MISMATCH, Detail
+from kanerva.memory.fixed_point import FixedLinear, activate
+from kanerva.memory.gist import ALPHABET, LARGEST, TOTAL, GistPrior, quantise_gist
+from kanerva.memory.pixel_code import BIT, PixelCode
+from kanerva.models.kpp_bits import KppBits
+from kanerva.models.terms import ElboTerms
+
+CONFIG = KppBitsConfig(
+    image=(1, 10, 7),
+    encoder=KppEncoderConfig(width=8, depth=1),
+    memory=BitsMemoryConfig(channels=2, size=12, capacity=9),
+    readout=KppReadoutConfig(size=4, channels=2, prior_width=8),
+    decoder=KppDecoderConfig(base=8, depth=1),
+    code=CodeConfig(groups=4, reach=2, width=12, depth=1, maps=8),
+)
+
+
+def shake(module: torch.nn.Module, by: float) -> None:
+    """Away from where weights start, so that nothing is zero by chance of initialisation."""
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter += by * torch.randn_like(parameter)
+
+
+@pytest.fixture
+def model() -> KppBits:
+    model = KppBits(CONFIG).eval()
+    shake(model.pixel_code, 0.2)
+    shake(model.prior, 0.05)
+    with torch.no_grad():
+        model.writer.last.weight *= 2  # gists that differ
+    return model
+
+
+@pytest.fixture
+def images() -> Tensor:
+    return (torch.rand(6, 1, 10, 7) < 0.3).float()
+
+
+# Whole numbers
+
+
+def test_sums_are_whole_and_the_same_in_any_order_and_precision():
+    layer = FixedLinear(50, 20)
+    shake(layer, 0.3)
+    x = torch.randint(0, 256, (7, 50)).float()
+    sums = layer(x)
+    assert torch.equal(sums, sums.round())
+    assert torch.equal(layer(x.double()).float(), sums)
+    order = torch.randperm(50)
+    weight, bias = layer.whole()
+    one_by_one = bias + sum(x[:, i : i + 1] * weight[:, i] for i in order.tolist())
+    assert torch.equal(one_by_one, sums)
+    layer.check_exact(255)
+
+
+def test_activations_are_eight_bits_and_pass_gradients_on():
+    sums = torch.linspace(-3000, 30000, 400, requires_grad=True)
+    found = activate(sums)
+    assert torch.equal(found, found.round()) and found.min() == 0 and found.max() == 255
+    found.sum().backward()
+    inside = (sums > 0) & (sums < 64 * 255)
+    assert sums.grad is not None
+    assert torch.allclose(sums.grad[inside], torch.tensor(1.01 / 64))
+    assert bool((sums.grad[~inside] > 0).all())  # none is lost for good
+
+
+# Gists
+
+
+def test_a_table_is_a_distribution_in_counts():
+    prior = GistPrior(12, 4)
+    shake(prior, 0.3)
+    gists = torch.randint(-3, 4, (9, 12)).float()
+    for group in range(4):
+        tables = prior.tables(gists, group)
+        assert tables.shape == (9, 3, ALPHABET)
+        assert bool((tables.sum(dim=-1) == TOTAL).all()) and int(tables.min()) >= 1
+
+
+def test_a_group_sees_only_the_groups_before_it():
+    prior = GistPrior(12, 4)
+    shake(prior, 0.3)
+    gists = torch.randint(-3, 4, (5, 12)).float()
+    other = gists.clone()
+    other[:, 6:] += 1  # groups 2 and 3
+    assert torch.equal(prior.tables(gists, 2), prior.tables(other, 2))
+    assert not torch.equal(prior.tables(gists, 3), prior.tables(other, 3))
+
+
+def test_the_price_in_training_is_the_price_in_the_code():
+    prior = GistPrior(12, 4)
+    shake(prior, 0.1)
+    numbers = torch.randn(50, 12)
+    nats = prior.nats(numbers)
+    bits = prior.bits(quantise_gist(numbers))
+    assert torch.allclose(nats.double() / math.log(2), bits, atol=0.02)
+
+
+def test_a_price_makes_numbers_that_tell_nothing_small():
+    prior, scale = GistPrior(12, 4), torch.tensor(2.0, requires_grad=True)
+    optimiser = torch.optim.Adam([scale, *prior.parameters()], 0.02)
+    bits = []
+    for _ in range(300):
+        numbers = scale * torch.randn(64, 12)
+        bits.append(float(prior.bits(quantise_gist(numbers.detach())).sum(dim=1).mean()))
+        optimiser.zero_grad()
+        prior.nats(numbers).sum(dim=1).mean().backward()
+        optimiser.step()
+    assert bits[-1] < 1 < 20 < bits[0]
+
+
+# Pixels
+
+
+def test_pixel_probabilities_of_all_images_add_up_to_one():
+    code = PixelCode(6, (3, 3), reach=2, width=8, maps=4, depth=1)
+    shake(code, 0.5)
+    every = torch.tensor(list(itertools.product([0.0, 1.0], repeat=9))).view(-1, 3, 3)
+    trace = torch.randint(-2, 3, (1, 6)).float()
+    counts = code.table(trace.expand(len(every), -1), every)
+    share = torch.where(every.flatten(1) > 0.5, counts, TOTAL - counts).double() / TOTAL
+    assert share.prod(dim=1).sum().item() == pytest.approx(1, abs=1e-12)
+    assert share.std() > 0.05
+
+
+def test_training_sees_the_probabilities_that_code(model: KppBits, images: Tensor):
+    blocks = model.blocks(images[None], model.encoder(images[None])).flatten(2)[0]
+    logits = model.pixel_code.logits(blocks, images[:, 0])
+    counts = model.pixel_code.table(blocks, images[:, 0])
+    assert torch.equal(counts, (TOTAL * logits.double().sigmoid()).round().long().flatten(1))
+
+
+def test_pixel_after_pixel_is_all_at_once(model: KppBits, images: Tensor):
+    blocks = model.blocks(images[None], model.encoder(images[None])).flatten(2)[0]
+    seen: list[Tensor] = []
+
+    def choose(i: int, counts: Tensor) -> Tensor:
+        seen.append(counts)
+        return images.flatten(1)[:, i]
+
+    found = model.pixel_code.follow(blocks, choose)
+    assert torch.equal(found, images[:, 0])
+    assert torch.equal(torch.stack(seen, dim=1), model.pixel_code.table(blocks, images[:, 0]))
+
+
+# Codes
+
+
+@pytest.mark.parametrize("caps", ["all", "one", "many"])
+def test_a_stream_gives_back_what_went_in(model: KppBits, caps: str):
+    count = 300  # more than one chunk
+    images = (torch.rand(1, count, 1, 10, 7) < 0.3).float()
+    blocks = model.blocks(images, model.encoder(images))
+    whole = model.code(images, blocks).apply(lambda part: part[0])
+    limits = {"all": torch.full((count,), ALL), "one": torch.full((count,), 90)}
+    detail = whole.within(limits.get(caps, torch.randint(3, 120, (count,))))
+    gists = detail.apply(lambda part: part[None]).cut(blocks)[0].flatten(1)[:, :28]
+    stream = model.codec.encode(gists, detail)
+    found, again = model.codec.decode(stream, count)
+    assert torch.equal(found, gists)
+    for name in ("pixels", "pixel_costs", "gist_costs", "kept", "caps"):
+        assert torch.equal(getattr(again, name), getattr(detail, name)), name
+    claimed = float(detail.bits.sum())
+    extra = {"all": 0, "one": 5, "many": 13}[caps]  # what says how much of each is held
+    assert claimed - 40 <= 8 * len(stream) <= 1.01 * claimed + count * extra + 16 * 120
+
+
+def test_the_same_bits_whatever_the_threads(model: KppBits, images: Tensor):
+    memory = model.write(images)
+    streams = []
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        streams.append(memory.as_container().stream)
+    torch.set_num_threads(1)
+    assert streams[0] == streams[1]
+
+
+# Memories
+
+
+def test_everything_stored_comes_back_exactly(model: KppBits, images: Tensor):
+    memory = model.write(images)
+    assert memory.detail is not None
+    held = memory.detail.pixels[memory.cells]
+    assert torch.equal(held.float(), images.flatten(1))
+    terms = model.elbo(images)
+    assert torch.allclose(
+        terms.nll_nats, torch.tensor(math.log(9) - math.log(1 - MISMATCH)).double(), atol=1e-3
+    )
+
+
+def test_a_bound_is_what_is_not_stored(model: KppBits, images: Tensor):
+    memory = model.write(images).shrink(90)
+    assert memory.detail is not None
+    assert bool((memory.bits > 0).all())
+    terms = model.elbo(images, memory, handles=memory.handles)
+    blocks = model.placement.grid.read(memory.map[None], memory.cells[None])
+    counts = model.pixel_code.table(blocks.flatten(2)[0], images[:, 0])
+    pixels = images.flatten(1)
+    nats = -(torch.where(pixels > 0.5, counts, TOTAL - counts).double() / TOTAL).log()
+    for t, stored in enumerate(memory.detail.stored[memory.cells].tolist()):
+        rest, whole = float(nats[t, stored:].sum()), float(nats[t].sum())
+        known = -math.log((1 - MISMATCH) * math.exp(-rest) + MISMATCH * math.exp(-whole))
+        expected = known if stored else whole
+        assert -float(terms.log_likelihood[t]) == pytest.approx(expected, abs=1e-9)
+
+
+def test_stored_pixels_rule_other_images_out_but_for_the_share_that_is_charged(
+    model: KppBits, images: Tensor
+):
+    memory = model.write(images[:1])
+    own, other = model.elbo(images[[0, 1]], memory, handles=[0, 0]).log_likelihood
+    nothing_matches = model._log_pixels(
+        model.placement.grid.read(memory.map[None], memory.cells[None]), images[None, 1:2]
+    ).sum()
+    assert float(own) == pytest.approx(math.log(1 - MISMATCH), abs=1e-4)
+    assert float(other) == pytest.approx(math.log(MISMATCH) + float(nothing_matches), abs=1e-9)
+
+
+def test_shrinking_forgets_by_degrees_and_leaves_others_alone(model: KppBits, images: Tensor):
+    memory = model.write(images)
+    assert memory.detail is not None
+    before = memory.bits
+    less = memory.shrink(80, 1, 3)
+    assert less.detail is not None
+    longest = float(memory.detail.pixel_costs.max()) / BIT
+    assert bool((less.bits[[1, 3]] < 80 + longest).all())
+    assert torch.equal(less.bits[[0, 2, 4, 5]], before[[0, 2, 4, 5]])
+    untouched = less.cells[[0, 2, 4, 5]]
+    assert torch.equal(less.detail.pixels[untouched], memory.detail.pixels[untouched])
+    none = memory.shrink(0)
+    assert float(none.bits.sum()) == 0
+    assert float(none.map.abs().sum()) == 0  # nothing is left of them, not even in the map
+    assert none.detail is not None and int(none.detail.pixels.sum()) == 0
+    assert none.handles == memory.handles
+    again = less.shrink(85)  # what is gone does not come back
+    assert torch.equal(again.bits[[1, 3]], less.bits[[1, 3]])
+
+
+def test_free_leaves_nothing_behind(model: KppBits, images: Tensor):
+    memory = model.write(images)
+    assert memory.detail is not None
+    cell = memory.slot_of(2)
+    memory = memory.free(2)
+    assert memory.detail is not None
+    for part in ("pixels", "pixel_costs", "gist_costs", "kept", "caps"):
+        assert int(getattr(memory.detail, part)[cell].sum()) == 0
+    memory = model.append(memory, images[2:3])
+    assert memory.handles == [0, 1, 3, 4, 5, 6]
+    held = memory.detail.pixels[memory.slot_of(6)] if memory.detail else None
+    assert held is not None and torch.equal(held.float(), images[2].flatten())
+
+
+def test_what_is_not_held_is_told_nothing(model: KppBits, images: Tensor):
+    empty = model.empty()
+    alone = model.elbo(images, empty)
+    assert torch.allclose(alone.key_kl, torch.zeros(6).double())
+    out = model.left_out(images)
+    assert torch.allclose(out.log_likelihood, alone.log_likelihood)
+    assert torch.allclose(out.key_kl, torch.tensor(math.log(9 / 4)).double())
+
+
+def test_images_are_found_by_content_and_batches_agree(model: KppBits, images: Tensor):
+    pair = torch.stack([images, images.flip(0)])
+    memory = model.write(pair)
+    terms = model.elbo(pair, memory, handles=torch.arange(6).expand(2, -1))
+    single = model.elbo(pair[1], memory[1], handles=list(range(6)))
+    assert torch.allclose(terms[1].nll_nats, single.nll_nats)
+    by_content = model.elbo(pair, memory)
+    assert bool((by_content.nll_nats >= terms.nll_nats - 1e-9).all())
+
+
+def test_training_moves_every_network(images: Tensor):
+    model = KppBits(CONFIG).train()
+    outputs = model(images[None].repeat(4, 1, 1, 1, 1))
+    beside = outputs.pop("auxiliary")
+    (ElboTerms(**outputs).loss + beside).backward()
+    still = [
+        name
+        for name, parameter in model.named_parameters()
+        if parameter.grad is None or not parameter.grad.isfinite().all()
+    ]
+    assert not still
+
+
+def test_validation_charges_the_gist(model: KppBits, images: Tensor):
+    terms = model.validation_terms(images[None])
+    memory = model.write(images)
+    assert memory.detail is not None
+    gist = memory.detail.gist_costs[memory.cells].sum(dim=-1).double() / BIT
+    assert torch.allclose(terms.readout_kl[0] / math.log(2), gist, atol=0.05)
+
+
+# Files
+
+
+def test_a_file_is_as_large_as_it_claims_and_gives_the_same_densities(
+    model: KppBits, images: Tensor, tmp_path: Path
+):
+    memory = model.write(images).free(1).shrink(90)
+    memory.save(tmp_path / "memory.bin")
+    content = (tmp_path / "memory.bin").read_bytes()
+    claim = float(memory.bits.sum())
+    handles = len(memory.handles)  # a byte each
+    assert claim <= 8 * (len(content) - SIZE - handles) + 1 <= claim + 96
+    again = Memory.load(tmp_path / "memory.bin", model.empty())
+    assert again.handles == memory.handles and again.issued == memory.issued
+    rest = images[[0, 2, 3, 4, 5]]
+    before = model.elbo(rest, memory, handles=memory.handles)
+    after = model.elbo(rest, again, handles=again.handles)
+    assert torch.equal(before.nll_nats, after.nll_nats)
+    assert torch.equal(again.bits, memory.bits)
+
+
+def test_a_fresh_process_reads_the_same_densities(model: KppBits, images: Tensor, tmp_path: Path):
+    model.save_pretrained(tmp_path / "model")
+    memory = model.write(images).shrink(90)
+    memory.save(tmp_path / "memory.bin")
+    torch.save(images, tmp_path / "images.pt")
+    terms = model.elbo(images, memory, handles=memory.handles)
+    script = f"""
+import torch, kanerva
+from kanerva.models.kpp_bits import KppBits
+model = KppBits.from_pretrained({str(tmp_path / "model")!r})
+memory = kanerva.Memory.load({str(tmp_path / "memory.bin")!r}, model.empty())
+images = torch.load({str(tmp_path / "images.pt")!r})
+found = model.elbo(images, memory, handles=memory.handles)
+print([value.hex() for value in found.log_likelihood.tolist()])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == str([v.hex() for v in terms.log_likelihood.tolist()])
+
+
+def test_damaged_files_are_refused(model: KppBits, images: Tensor, tmp_path: Path):
+    path = tmp_path / "memory.bin"
+    model.write(images).shrink(90).save(path)
+    content = path.read_bytes()
+    for at in {*range(0, len(content), 7), 0, SIZE - 1, len(content) - 1}:
+        path.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
+        with pytest.raises(UserError):
+            Memory.load(path, model.empty())
+    for size in (3, 60, SIZE, len(content) - 1):
+        path.write_bytes(content[:size])
+        with pytest.raises(UserError):
+            Memory.load(path, model.empty())
+
+
+def test_bits_of_another_model_are_refused(model: KppBits, images: Tensor, tmp_path: Path):
+    path = tmp_path / "memory.bin"
+    model.write(images).save(path)
+    other = KppBits(CONFIG).eval()
+    with pytest.raises(UserError, match="another model"):
+        Memory.load(path, other.empty())
+    with pytest.raises(UserError, match=r"model\.empty\(\)"):
+        Memory.load(path)
+
+
+def test_a_container_of_nothing(model: KppBits, tmp_path: Path):
+    model.empty().save(tmp_path / "memory.bin")
+    again = Memory.load(tmp_path / "memory.bin", model.empty())
+    assert len(again) == 0 and again.issued == 0
+    assert Container.unpack((tmp_path / "memory.bin").read_bytes(), "it").handles == []
+
+
+def test_a_codec_is_two_networks_and_a_name(model: KppBits):
+    assert isinstance(model.codec, BlockCodec) and len(model.codec.fingerprint) == 16
+    assert isinstance(Detail.empty(1, 9, 4, 70, torch.device("cpu")), Detail)
+    assert LARGEST == 7
