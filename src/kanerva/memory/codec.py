@@ -58,7 +58,7 @@ class BlockCodec:
         for group in range(self.prior.groups):
             held = gists[kept > group]
             if len(held):
-                tables = self.prior.tables(held, group).flatten(0, 1)
+                tables = self._tables(held, group).flatten(0, 1)
                 numbers = held.unflatten(1, (self.prior.groups, -1))[:, group].flatten()
                 stream.encode(_int32(numbers + LARGEST), _categorical(), _shares(tables))
 
@@ -114,12 +114,13 @@ class BlockCodec:
             held = kept > group
             if not bool(held.any()):
                 continue
-            tables = prior.tables(gists.flatten(1)[held], group)
+            tables = self._tables(gists.flatten(1)[held], group)
             numbers = _long(stream.decode(_categorical(), _shares(tables.flatten(0, 1))))
             gists[held, group] = (numbers - LARGEST).view(-1, prior.each).float()
         gists = gists.flatten(1)
         groups = torch.arange(prior.groups) < kept[:, None]
-        costs = (BIT * prior.bits(gists)).round().long() * groups
+        bits = prior.bits(gists.to(self.device)).cpu()
+        costs = (BIT * bits).round().long() * groups
         n = self.pixels.height * self.pixels.width
         pixels = torch.zeros(size, n, dtype=torch.uint8)
         pixel_costs = torch.zeros(size, n, dtype=torch.long)
@@ -140,14 +141,22 @@ class BlockCodec:
         self.pixels.follow(self._traces(gists), choose)
         return gists, Detail(pixels, pixel_costs, costs, kept, caps)
 
+    @property
+    def device(self) -> torch.device:
+        """Where the networks are; blocks stay where the coder is, on the CPU."""
+        return self.pixels.place.device
+
+    def _tables(self, gists: Tensor, group: int) -> Tensor:
+        return self.prior.tables(gists.to(self.device), group).cpu()
+
     def _traces(self, gists: Tensor) -> Tensor:
         """Whole gists with their flags, where the networks are."""
         flags = gists.new_ones(len(gists), self.prior.groups)
-        return torch.cat([gists, flags], dim=1).to(self.pixels.place.device)
+        return torch.cat([gists, flags], dim=1).to(self.device)
 
     def _as_images(self, pixels: Tensor) -> Tensor:
         shape = (self.pixels.height, self.pixels.width)
-        return pixels.unflatten(1, shape).double().to(self.pixels.place.device)
+        return pixels.unflatten(1, shape).double().to(self.device)
 
     def _kept(self) -> "_Model":
         groups = self.prior.groups

@@ -54,17 +54,23 @@ class GistPrior(nn.Module):
         x = round_through(x / (64 * ONE / _LEVELS), -(2**14), 2**14)
         return x.movedim(0, 1).reshape(len(gists), -1, ALPHABET)
 
-    def nats(self, numbers: Float[Tensor, "N D"]) -> Float[Tensor, "N groups"]:
-        """What each group costs once rounded, for training. A number that is not yet rounded feels
-        the step from the price of the whole number below it to that of the one above."""
+    def nats(
+        self, numbers: Float[Tensor, "N D"], blurred: Float[Tensor, "N D"]
+    ) -> Float[Tensor, "N groups"]:
+        """What each group costs once rounded, for training. The prior learns from whole numbers;
+        the writer from `blurred` ones, whose probability lies between those of the two whole
+        numbers around: a price that has a slope everywhere."""
         with clear_of(numbers):
-            gists = quantise_gist(numbers.float())
-            prices = -(self.levels(gists) / _LEVELS).log_softmax(dim=-1)
-            at = (gists.detach() + LARGEST).long()[..., None]
-            below = (numbers.detach().floor() + LARGEST).long().clamp(0, ALPHABET - 2)[..., None]
-            fixed = prices.detach()
-            step = (fixed.gather(-1, below + 1) - fixed.gather(-1, below))[..., 0]
-            price = prices.gather(-1, at)[..., 0] + (numbers - numbers.detach()) * step
+            prices = -(self.levels(quantise_gist(numbers)) / _LEVELS).log_softmax(dim=-1)
+            at = (quantise_gist(numbers.detach()) + LARGEST).long()[..., None]
+            price = prices.gather(-1, at)[..., 0]
+            blurred = blurred.clamp(-LARGEST, LARGEST)
+            below = blurred.detach().floor().clamp(max=LARGEST - 1)
+            share, place = blurred - below, (below + LARGEST).long()[..., None]
+            around = (-prices.detach()).exp()
+            low, high = (around.gather(-1, place + i)[..., 0] for i in (0, 1))
+            soft = -((1 - share) * low + share * high).clamp(min=1e-6).log()
+            price = price + soft - soft.detach()
             return price.unflatten(-1, (self.groups, -1)).sum(dim=-1)
 
     @torch.no_grad()

@@ -271,7 +271,7 @@ class Memory:
             raise UserError(f"bits must be at least 0, got {bits}")
         caps = torch.full_like(owners, min(bits, ALL))
         if handles:
-            cells = torch.tensor([self.slot_of(handle) for handle in handles])
+            cells = torch.tensor([self.slot_of(h) for h in handles], device=owners.device)
             chosen = torch.zeros_like(owners, dtype=torch.bool).index_fill(0, cells, True)
             caps = caps.masked_fill(~chosen, ALL)
         detail, grid = self.detail.within(caps), self.grid

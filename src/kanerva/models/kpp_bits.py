@@ -28,7 +28,7 @@ from kanerva.errors import UserError
 from kanerva.memory.codec import BlockCodec, fingerprint
 from kanerva.memory.detail import ALL, MISMATCH, Detail
 from kanerva.memory.fixed_point import clear_of
-from kanerva.memory.gist import TOTAL, GistPrior, quantise_gist
+from kanerva.memory.gist import LARGEST, TOTAL, GistPrior, quantise_gist
 from kanerva.memory.heap import Memory
 from kanerva.memory.pixel_code import BIT, PixelCode
 from kanerva.memory.writers import GistWriter
@@ -40,6 +40,7 @@ from kanerva.shapes import Blocks, Cells, Episode, FeatureMaps, PerImage
 
 _SPREAD = 2.0  # training draws beta from half to twice its default
 _SKETCH = 0.5  # weight of the loss that is the gist's own
+_CHEAP = 1000  # steps in which the price rises: what costs from the start is never used
 _SHORT = 0.25  # share of written blocks that training cuts after some group
 
 
@@ -47,6 +48,7 @@ class KppBits(Kpp):
     """Gist and detail."""
 
     has_code = True
+    age: Tensor
     config: KppBitsConfig  # pyright: ignore[reportIncompatibleVariableOverride]
     writer: GistWriter  # pyright: ignore[reportIncompatibleVariableOverride]
 
@@ -62,6 +64,7 @@ class KppBits(Kpp):
             maps=code.maps,
             depth=code.depth,
         )
+        self.register_buffer("age", torch.zeros(()))  # steps trained
         self.cap = ALL
 
     def make_writer(self, block: tuple[int, int, int]) -> GistWriter:
@@ -74,25 +77,32 @@ class KppBits(Kpp):
         episode = self.as_episodes(episode)
         batch, length = episode.shape[:2]
         features, groups = self.encoder(episode), self.config.code.groups
-        chance = uniform((batch, length, 3), generator, self.device)
+        chance = uniform((batch, length, 4), generator, self.device)
         rate = 2 * chance[..., 0] - 1
         numbers = self.writer.numbers(features, rate)
+        noise = uniform(tuple(numbers.shape), generator, self.device) - 0.5
+        # half are rounded, as they will be; half are blurred: what is rounded to zero tells a
+        # network nothing, and would stay zero
+        rounded, blurred = quantise_gist(numbers), numbers + noise
+        gists = torch.where(chance[..., 3:] < 0.5, rounded, blurred.clamp(-LARGEST, LARGEST))
         # how many groups are held: all, some, or none of what is left unwritten
         some = 1 + (chance[..., 1] * (groups - 1)).floor()
         kept = torch.where(chance[..., 2] < _SHORT, some, groups)
         left = max(1, round(self.config.memory.unwritten * length))
         written = torch.arange(length, device=self.device) < length - left
         kept = kept * written
-        blocks = self.writer.blocks(quantise_gist(numbers), kept)
+        blocks = self.writer.blocks(gists, kept)
         cells = self.placement.place(None, batch, length, generator, self.device)
         free = self.config.memory.capacity - written.sum().float().expand(batch)
         keys = self.placement.posterior(cells, written.expand(batch, -1), free)
         maps = self.placement.grid.paste(blocks, cells)
-        price = self.prior.nats(numbers.flatten(0, 1)).unflatten(0, (batch, length))
+        price = self.prior.nats(numbers.flatten(0, 1), blurred.flatten(0, 1))
+        price = price.unflatten(0, (batch, length))
         held = torch.arange(groups, device=self.device) < kept[..., None]
-        beta = self.config.code.beta * _SPREAD**rate
+        self.age += 1
+        beta = self.config.code.beta * _SPREAD**rate * (self.age / _CHEAP).clamp(max=1)
         losses = [(beta * (price * held).sum(dim=-1)).mean()]
-        readout = self.read_maps(maps, keys.mean).sample(generator)
+        readout = self.read_maps(maps, keys.mean).mean
         sketch = -self.likelihood.log_prob(self.decoder(readout), episode)
         losses.append(_SKETCH * (sketch * written).mean())
         if self.config.code.detail:
