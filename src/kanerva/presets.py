@@ -164,8 +164,10 @@ def empty(run: RunConfig) -> RunConfig:
 
 
 def bits(run: RunConfig) -> RunConfig:
-    """Blocks that are bits."""
+    """Blocks that are bits. The rate rises over some hundred steps: at once, it drives numbers to
+    their ends, where they tell nothing."""
     run = ours(run)
+    run = replace(run, optim=replace(run.optim, lr=1e-3, warmup_epochs=20.0))
     if run.preset == SMALL:
         run = replace(
             run, model=with_options(run.model, code={"width": 48, "maps": 16, "depth": 1})

@@ -59,8 +59,9 @@ def evaluate(
 ) -> Entry:
     """Score a run's best checkpoint, `model`, and return its record.
 
-    `memory_dtype` rounds every memory after it was written, `bits` shrinks it; `resized` scores the same weights in a
-    memory of another size. The model given and torch's own generator stay as they are.
+    `memory_dtype` rounds every memory after it was written, `bits` shrinks it; `resized` scores
+    the same weights in a memory of another size. The model given and torch's own generator stay as
+    they are.
     """
     trained, facts = read_run_config(run), gather_training_facts(run)
     if model.config != trained.model:

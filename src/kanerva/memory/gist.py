@@ -64,7 +64,6 @@ class GistPrior(nn.Module):
             prices = -(self.levels(quantise_gist(numbers)) / _LEVELS).log_softmax(dim=-1)
             at = (quantise_gist(numbers.detach()) + LARGEST).long()[..., None]
             price = prices.gather(-1, at)[..., 0]
-            blurred = blurred.clamp(-LARGEST, LARGEST)
             below = blurred.detach().floor().clamp(max=LARGEST - 1)
             share, place = blurred - below, (below + LARGEST).long()[..., None]
             around = (-prices.detach()).exp()

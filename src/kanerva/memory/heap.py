@@ -23,6 +23,7 @@ from kanerva.memory.codec import BlockCodec
 from kanerva.memory.container import Container, is_container
 from kanerva.memory.detail import ALL, Detail, symbol_digest
 from kanerva.memory.grid import Grid
+from kanerva.memory.map_picture import map_picture
 from kanerva.memory.quantise import pack, quantise, unpack
 from kanerva.shapes import Blocks, Cells
 
@@ -263,7 +264,8 @@ class Memory:
 
     def shrink(self, bits: int, *handles: int) -> "Memory":
         """Forget by degrees: no block, or none of some, above so many bits, but for the last pixel
-        it holds. Detail is dropped first, from the end, then gist. Other blocks stay as they are."""
+        it holds. Detail is dropped first, from the end, then gist. Other blocks stay as they
+        are."""
         owners = self._require_one()
         if self.detail is None:
             raise UserError("blocks of this memory are floats: there is nothing to drop by degrees")
@@ -378,27 +380,3 @@ class Memory:
         """The map as a picture (`map_picture`)."""
         maps = self.map if self.is_batch else self.map[None]
         return map_picture(maps, scale)
-
-
-def map_picture(maps: Float[Tensor, "B Cm Hm Wm"], scale: int = 4) -> Image.Image:
-    """Maps side by side, each stretched to its own range: three channels as colours, a few others
-    side by side, many by their three principal components."""
-    maps = maps.detach().float().cpu()
-    if maps.shape[1] > 8:
-        maps = torch.stack([principal_components(one) for one in maps])
-    low, high = maps.amin(dim=(1, 2, 3), keepdim=True), maps.amax(dim=(1, 2, 3), keepdim=True)
-    levels = ((maps - low) / (high - low).clamp(min=1e-12) * 255).round().to(torch.uint8)
-    if levels.shape[1] == 3:
-        picture = Image.fromarray(torch.cat(list(levels), dim=2).permute(1, 2, 0).numpy())
-    else:
-        picture = Image.fromarray(torch.cat(list(levels.flatten(0, 1)), dim=1).numpy())
-    size = (picture.width * scale, picture.height * scale)
-    return picture.resize(size, Image.Resampling.NEAREST)
-
-
-def principal_components(map: Float[Tensor, "Cm Hm Wm"]) -> Float[Tensor, "3 Hm Wm"]:
-    """The three directions in which the pixels of a deep map differ most."""
-    pixels = map.flatten(1).T  # (Hm Wm, Cm)
-    left, size, _ = torch.linalg.svd(pixels - pixels.mean(dim=0), full_matrices=False)
-    scores = torch.nn.functional.pad(left * size, (0, max(0, 3 - len(size))))[:, :3]
-    return scores.T.unflatten(1, map.shape[1:])

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from kanerva.config import PaperMemoryConfig
 from kanerva.layers.outline import ToCosines
 from kanerva.layers.residual import zeroed
+from kanerva.memory.gist import LARGEST
 from kanerva.shapes import Blocks, Embedding, Episode, FeatureMaps, MemoryMap
 
 _SMALLEST = 4  # ours: side of the writer's first feature maps
@@ -81,7 +82,6 @@ class BlockWriter(nn.Module):
 
 
 _HIDDEN = 256  # ours: units that a gist is made from
-_LOUD = 8.0  # ours: numbers start about as large as one
 
 
 class GistWriter(nn.Module):
@@ -98,15 +98,19 @@ class GistWriter(nn.Module):
         self.narrow = nn.Conv2d(features, _NARROW, 1)
         self.mix = nn.Linear(_NARROW * side[0] * side[1], _HIDDEN)
         self.rate = nn.Linear(1, _HIDDEN)
+        self.gain = nn.Parameter(torch.full((self.size - groups,), -0.5))
         self.last = nn.Linear(_HIDDEN, self.size - groups)
 
     def numbers(
         self, maps: FeatureMaps, rate: Float[Tensor, "B T"]
     ) -> Float[Tensor, "B T numbers"]:
-        """Before they are rounded."""
+        """Before they are rounded: within [-7, 7], and with a slope to the very ends, where a
+        number that ran out of them would be lost."""
         mixed = self.mix(self.narrow(maps.flatten(0, 1)).flatten(1))
         hidden = F.silu(mixed + self.rate(rate.flatten()[:, None]))
-        return _LOUD * self.last(hidden).unflatten(0, maps.shape[:2]).float()
+        numbers = self.last(hidden).unflatten(0, maps.shape[:2]).float()
+        numbers = numbers * (self.gain * rate[..., None]).exp()
+        return LARGEST * numbers.tanh()
 
     def blocks(self, gists: Float[Tensor, "B T numbers"], kept: Real[Tensor, "B T"]) -> Blocks:
         """Numbers of the groups that are held, zeros for the rest, then a flag for each group. An

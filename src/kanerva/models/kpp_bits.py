@@ -83,8 +83,8 @@ class KppBits(Kpp):
         noise = uniform(tuple(numbers.shape), generator, self.device) - 0.5
         # half are rounded, as they will be; half are blurred: what is rounded to zero tells a
         # network nothing, and would stay zero
-        rounded, blurred = quantise_gist(numbers), numbers + noise
-        gists = torch.where(chance[..., 3:] < 0.5, rounded, blurred.clamp(-LARGEST, LARGEST))
+        blurred = (numbers + noise).clamp(-LARGEST, LARGEST)
+        gists = torch.where(chance[..., 3:] < 0.5, quantise_gist(numbers), blurred)
         # how many groups are held: all, some, or none of what is left unwritten
         some = 1 + (chance[..., 1] * (groups - 1)).floor()
         kept = torch.where(chance[..., 2] < _SHORT, some, groups)
