@@ -18,7 +18,8 @@ from kanerva.config import (
     KppReadoutConfig,
 )
 from kanerva.errors import UserError
-from kanerva.memory.heap import Memory, principal_components
+from kanerva.memory.heap import Memory
+from kanerva.memory.map_picture import principal_components
 from kanerva.models.kpp import Kpp
 
 

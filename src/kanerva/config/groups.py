@@ -271,7 +271,7 @@ class CodeConfig:
     depth: int = 2
     """Layers after the first."""
     maps: int = 48
-    """Feature maps through which it sees the gist."""
+    """Feature maps through which it sees the gist; at most 48, so that sums stay exact."""
 
     def __post_init__(self) -> None:
         require_positive(self, "groups", "beta", "reach", "width", "depth", "maps")

@@ -156,7 +156,7 @@ class BlockCodec:
 
     def _as_images(self, pixels: Tensor) -> Tensor:
         shape = (self.pixels.height, self.pixels.width)
-        return pixels.unflatten(1, shape).double().to(self.device)
+        return pixels.unflatten(1, shape).float().to(self.device)
 
     def _kept(self) -> "_Model":
         groups = self.prior.groups

@@ -2,7 +2,9 @@
 
 A code is lost if the machine that reads it differs by one unit from the one that wrote it. So what
 picks a probability table computes in integers: weights of 8 bits, activations of 8 bits, sums below
-2^24, which float32 holds exactly and float64 all the more, in whatever order they are added up.
+2^24, which float32 holds exactly, in whatever order they are added up. TF32 and bfloat16 hold each
+factor exactly too. Convolutions are written as products of matrices: a library may choose an
+algorithm for them that divides.
 
 Training sees the same numbers: rounding has the gradient of the identity.
 """
@@ -14,13 +16,14 @@ from torch import Tensor, nn
 ONE = 32  # an activation of 1.0; they lie in [0, 255 / 32]
 _WEIGHT = 64  # a weight of 1.0; they lie in [-127 / 64, 127 / 64]
 _LARGEST_ACTIVATION, _LARGEST_WEIGHT = 255, 127
-_EXACT = 2**24  # float32 counts so far without a gap
 
 Integers = Float[Tensor, "..."]  # whole numbers, held as floats
 
 
 def round_through(x: Float[Tensor, "..."], low: int, high: int) -> Integers:
     """The nearest whole number of a range, halves up; the gradient of a clamp."""
+    if not torch.is_grad_enabled():
+        return (x + 0.5).floor_().clamp_(low, high)
     x = x.clamp(low, high)
     return x + ((x + 0.5).floor().clamp(low, high) - x).detach()
 
@@ -30,7 +33,7 @@ def activate(sums: Integers) -> Integers:
     Below and above it a gradient of a hundredth keeps units alive."""
     ramp = sums / _WEIGHT
     inside = round_through(ramp, 0, _LARGEST_ACTIVATION)
-    return inside + 0.01 * (ramp - ramp.detach())
+    return inside + 0.01 * (ramp - ramp.detach()) if torch.is_grad_enabled() else inside
 
 
 class FixedLinear(nn.Module):
@@ -54,24 +57,21 @@ class FixedLinear(nn.Module):
         self.bias = nn.Parameter(torch.zeros(*lead, outputs))
         self.register_buffer("mask", mask, persistent=False)
 
-    def whole(self, dtype: torch.dtype = torch.float32) -> tuple[Integers, Integers]:
+    def whole(self) -> tuple[Integers, Integers]:
         """Weights and biases as whole numbers."""
         weight = self.weight if self.mask is None else self.weight * self.mask
-        largest = _LARGEST_WEIGHT
-        weight = round_through(_WEIGHT * weight.float(), -largest, largest)
-        bias = round_through(_WEIGHT * ONE * self.bias.float(), -(2**20), 2**20)
-        return weight.to(dtype), bias.to(dtype)
+        weight = round_through(_WEIGHT * weight.float(), -_LARGEST_WEIGHT, _LARGEST_WEIGHT)
+        return weight, round_through(_WEIGHT * ONE * self.bias.float(), -(2**20), 2**20)
 
     def forward(self, x: Integers) -> Integers:
         """Along the last dimension; side by side, (lead, n, inputs) to (lead, n, outputs)."""
-        weight, bias = self.whole(x.dtype)
+        weight, bias = self.whole()
         return x @ weight.mT + (bias[..., None, :] if bias.ndim > 1 else bias)
 
-    def check_exact(self, largest_input: int) -> None:
-        """Refuse weights whose sums float32 might not count."""
-        weight, bias = self.whole(torch.float64)
-        most = (weight.abs().sum(dim=-1) * largest_input + bias.abs()).max()
-        assert most < _EXACT, f"sums up to {most:.0f}"
+
+def is_exact(inputs: int) -> bool:
+    """Whether float32 counts any sum of so many inputs, and a bias."""
+    return inputs * _LARGEST_ACTIVATION * _LARGEST_WEIGHT + 2**21 < 2**24
 
 
 def clear_of(x: Tensor) -> "torch.autocast":

@@ -48,7 +48,7 @@ class GistPrior(nn.Module):
         side = slice(None) if group is None else slice(group, group + 1)
         x = (ONE * gists).expand(len(self.first.weight[side]), -1, -1)
         for layer in (self.first, self.second, self.last):
-            weight, bias = layer.whole(x.dtype)
+            weight, bias = layer.whole()
             sums = x @ weight[side].mT + bias[side, None]
             x = activate(sums) if layer is not self.last else sums
         x = round_through(x / (64 * ONE / _LEVELS), -(2**14), 2**14)
@@ -76,7 +76,7 @@ class GistPrior(nn.Module):
     def tables(self, gists: Gists, group: int) -> Int[Tensor, "N each A"]:
         """Probabilities of one group's numbers, in counts that add up to `TOTAL`, each at least 1;
         the numbers of earlier groups are looked at, no others."""
-        levels = self.levels(gists.double(), group)
+        levels = self.levels(gists, group)
         below = (levels.amax(dim=-1, keepdim=True) - levels).clamp(max=_FARTHEST).long()
         powers = self.powers.long()[below]
         upto = powers.cumsum(dim=-1)

@@ -30,7 +30,7 @@ from kanerva.memory.detail import ALL, MISMATCH, Detail
 from kanerva.memory.fixed_point import clear_of
 from kanerva.memory.gist import LARGEST, TOTAL, GistPrior, quantise_gist
 from kanerva.memory.heap import Memory
-from kanerva.memory.pixel_code import BIT, PixelCode
+from kanerva.memory.pixel_code import BIT, LEVELS, PixelCode
 from kanerva.memory.writers import GistWriter
 from kanerva.models.base import Handles, Images, LogWeights
 from kanerva.models.kpp import Kpp
@@ -112,10 +112,12 @@ class KppBits(Kpp):
     def _pixel_nats(self, blocks: Blocks, episode: Episode) -> PerImage:
         """-ln p(x | gist) of every image, with gradients."""
         pixels = episode.flatten(0, 2)
-        logits = self.pixel_code.logits(blocks.flatten(2).flatten(0, 1), pixels)
+        levels = self.pixel_code.levels(blocks.flatten(2).flatten(0, 1), pixels)
         with clear_of(pixels):
-            nats = nn.functional.binary_cross_entropy_with_logits(logits, pixels, reduction="none")
-        return nats.flatten(1).sum(dim=1).unflatten(0, episode.shape[:2])
+            nats = nn.functional.binary_cross_entropy_with_logits(
+                levels / LEVELS, pixels.flatten(1), reduction="none"
+            )
+        return nats.sum(dim=1).unflatten(0, episode.shape[:2])
 
     # Write
 
