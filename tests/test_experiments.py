@@ -102,7 +102,7 @@ def test_the_command_lists_and_refuses(capsys):
 def test_the_spatial_transformers_example(tmp_path: Path, capsys):
     out = ["--out", str(tmp_path), "--runs", str(tmp_path / "runs")]
     assert main(["reproduce", "spatial-transformer", "--quick", *out]) == 0
-    assert "measured: quick run, decides nothing: the window selects" in capsys.readouterr().out
+    assert "verdict: Quick run, decides nothing" in capsys.readouterr().out
     record = json.loads((tmp_path / "spatial-transformer-quick.json").read_text())
     assert record["command"] == "kanerva reproduce spatial-transformer --quick"
     assert record["figures"]["against_grid_sample"] < 1e-6
@@ -158,18 +158,15 @@ RECORDS = read_records(ROOT / "results" / "reproduce")
 def test_every_stored_record_can_be_judged_and_stores_no_judgement(record: dict):
     assert "verdict" not in record
     about, figures = experiment(record["name"]), record["figures"]
-    for words in (about.summary(figures), about.verdict(figures)):
-        assert words.endswith(".") and "\n" not in words and "nan" not in words
+    words = about.verdict(figures)
+    assert words.endswith(".") and "\n" not in words and "nan" not in words
 
 
 @pytest.mark.parametrize("record", [r for r in RECORDS if r["quick"]], ids=lambda r: r["name"])
 def test_a_quick_run_decides_nothing(record: dict):
     said = experiment(record["name"]).conclusion(record)
-    assert said.startswith("quick run, decides nothing: ")
-    assert not re.search(r"\bNOT\b|NOTHING|HARMS|STILL|does not hold|holds", said)
-    assert said in conclude(record["name"], [record]) and "Verdict" not in page(
-        record["name"], [record], "."
-    )
+    assert said.startswith("Quick run, decides nothing")
+    assert conclude(record["name"], [record]) == said in page(record["name"], [record], ".")
 
 
 def test_the_first_preset_with_a_full_record_decides():

@@ -35,6 +35,7 @@ from kanerva.training.loop import train
 
 Pixels = Float[Tensor, "n C H W"]
 Figures = dict[str, Any]  # plain JSON
+QUICK = "Quick run, decides nothing: what it measured is in its table."
 QUICK_STEPS = 600  # of each model that a quick version trains, unless it says otherwise
 
 
@@ -57,7 +58,6 @@ class Experiment:
     shows: str  # a few words, for `reproduce --list`
     claim: str  # what the paper says, or what we set out to see
     run: Callable[["Lab"], Finding]
-    summary: Callable[[Figures], str]  # what was measured, and no word on the claim
     verdict: Callable[[Figures], str]  # does the claim hold? For full protocols only
     quick: str = "about 2 min on two cores"
     full: str = "minutes on a GPU"
@@ -66,10 +66,8 @@ class Experiment:
     on_every_set: bool = False  # made from records of all data sets, whatever the preset
 
     def conclusion(self, record: dict[str, Any]) -> str:
-        """What a record says: a verdict, or of a quick run only what was measured."""
-        if record["quick"]:
-            return f"quick run, decides nothing: {self.summary(record['figures'])}"
-        return self.verdict(record["figures"])
+        """What a record says of the claim: of a quick run, nothing."""
+        return QUICK if record["quick"] else self.verdict(record["figures"])
 
 
 class Lab:
@@ -287,6 +285,6 @@ def describe(experiment: Experiment, record: dict[str, Any]) -> str:
         "",
         *record["lines"],
         "",
-        f"{'measured' if record['quick'] else 'verdict'}: {experiment.conclusion(record)}",
+        f"verdict: {experiment.conclusion(record)}",
     ]
     return "\n".join(lines)

@@ -142,15 +142,6 @@ def table(figures: Figures) -> list[str]:
     ]
 
 
-def summarize(figures: Figures) -> str:
-    """What malloc and free change, and how well held and freed images are known."""
-    change = max(figures["changed_by_malloc"], figures["changed_by_free"])
-    return (
-        f"malloc and free change a held block by {change:.2g} at most; familiarity of held images "
-        f"{figures['familiarity_held']:.0f} nats, of freed ones {figures['familiarity_freed']:.0f}."
-    )
-
-
 def verdict(figures: Figures) -> str:
     """Whether blocks are apart, and whether what was freed is forgotten: two questions."""
     change = max(figures["changed_by_malloc"], figures["changed_by_free"])
@@ -183,7 +174,6 @@ EXPERIMENT = Experiment(
     claim="The memory is a heap: samples are written into blocks of their own, blocks are freed "
     "and taken again, and the rest is not touched.",
     run=run,
-    summary=summarize,
     verdict=verdict,
     quick="about a minute",
     full="a minute on a GPU",

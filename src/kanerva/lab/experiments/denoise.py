@@ -156,19 +156,6 @@ def thousandths(error: dict[str, float]) -> str:
     return f"{mean:>11.2f} ± {se:.2f}"
 
 
-def summarize(figures: Figures) -> str:
-    """What is left of each noise after the last step."""
-    words = []
-    for noise in NOISES:
-        errors = figures["error"][noise]
-        left = [f"{name} {1000 * errors[name][-1]['mean']:.2f}" for name in ("kpp", *RIVALS)]
-        words.append(f"{noise} {1000 * errors['cue'][0]['mean']:.2f}: {', '.join(left)}")
-    return (
-        f"squared pixel error x 1000 of the noisy cue, and after {figures['steps']} steps: "
-        f"{'; '.join(words)}."
-    )
-
-
 def verdict(figures: Figures) -> str:
     """Whether the error falls for every noise, and who is beaten; if not, why not."""
     less = figures["lower"]
@@ -243,7 +230,6 @@ EXPERIMENT = Experiment(
     claim="Reading a memory again and again cleans salt and pepper, speckle and Poisson noise from "
     "what it holds.",
     run=run,
-    summary=summarize,
     verdict=verdict,
     presets=("mnist", "omniglot"),
     quick="about 3 min on two cores",

@@ -33,16 +33,6 @@ def setting(model: str, length: int, lab: Lab) -> Setting:
     return Setting(f"{model} T={length}", model, parts=parts)
 
 
-def summarize(figures: Figures) -> str:
-    """How each model's bound goes with T."""
-    words = [
-        f"{model}'s bound goes from {found['first']:.1f} at the shortest T to {found['last']:.1f} "
-        f"at the longest (std over T {found['std']:.2f})"
-        for model, found in figures["over_T"].items()
-    ]
-    return f"{'; '.join(words)}; {seeds_in_words(figures['over_T']['kpp-paper'])}."
-
-
 def verdict(figures: Figures) -> str:
     """Does T matter? By the deviation and the trend of the means."""
     claim = (
@@ -52,7 +42,12 @@ def verdict(figures: Figures) -> str:
         else f"T matters more to kpp-paper than the paper's {EPISODE_LENGTH_STD} nats: the claim "
         "does NOT hold"
     )
-    return f"{claim}: {summarize(figures)}"
+    words = [
+        f"{model}'s bound goes from {found['first']:.1f} at the shortest T to {found['last']:.1f} "
+        f"at the longest (std over T {found['std']:.2f})"
+        for model, found in figures["over_T"].items()
+    ]
+    return f"{claim}: {'; '.join(words)}; {seeds_in_words(figures['over_T']['kpp-paper'])}."
 
 
 def run(lab: Lab) -> Finding:
@@ -119,7 +114,6 @@ EXPERIMENT = Experiment(
     claim="The bound does not depend on the length of episodes: trained with T from 5 to 64, it "
     f"varies by one standard deviation of {EPISODE_LENGTH_STD} nats per image.",
     run=run,
-    summary=summarize,
     verdict=verdict,
     full="3 h on a GPU",
     presets=("mnist",),

@@ -151,19 +151,6 @@ def gains_in_words(name: str, last: dict[str, Any]) -> str:
     )
 
 
-def summarize(figures: Figures) -> str:
-    """What most drawings of a character save each model on another one."""
-    words = [
-        gains_in_words(name, found["written"][-1])
-        for name, found in figures["models"].items()
-        if name != "vae"
-    ]
-    return (
-        f"nats that {figures['written'][-1]} drawings of a character save on another, against as "
-        f"many of another character (against an empty memory): {'; '.join(words)}."
-    )
-
-
 def verdict(figures: Figures) -> str:
     """Which models profit from other drawings of a character."""
     by_model = figures["models"]
@@ -286,7 +273,6 @@ EXPERIMENT = Experiment(
     claim="A memory of some drawings of a character makes other drawings of it cheaper, the more "
     "the more were written.",
     run=run,
-    summary=summarize,
     verdict=verdict,
     quick="about 4 min on two cores",
     full="2 h on a GPU",

@@ -155,16 +155,6 @@ def entry(measure: str, value: dict[str, float]) -> str:
     return f"{text:>18}"
 
 
-def summarize(figures: Figures) -> str:
-    """What the measures are at first and after the last step."""
-    models = [
-        f"{title(name, found)}: {course(found)}, spread {found['spread'][0]:.3f} to "
-        f"{found['spread'][-1]:.3f}"
-        for name, found in figures["models"].items()
-    ]
-    return f"over {figures['steps']} steps {'; '.join(models)}."
-
-
 def course(found: dict[str, Any]) -> str:
     """Each measure, from the first picture to the last."""
     words = []
@@ -245,7 +235,6 @@ EXPERIMENT = Experiment(
     claim="Inferring a random-key generation again and again, the memory fixed, slowly but clearly "
     "improves it.",
     run=run,
-    summary=summarize,
     verdict=verdict,
     presets=("mnist", "omniglot"),
 )

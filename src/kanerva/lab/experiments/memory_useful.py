@@ -42,14 +42,6 @@ def compare_with_none(figures: Figures) -> str:
     return f"after {figures['images_seen']:,} images {'; '.join(words)} ({over})"
 
 
-def summarize(figures: Figures) -> str:
-    """The bounds of all, and their differences."""
-    bounds = [
-        f"{entry['label']} {entry['bound']['nll_nats']['mean']:.1f}" for entry in figures["entries"]
-    ]
-    return f"bounds in nats: {', '.join(bounds)}; {compare_with_none(figures)}."
-
-
 def verdict(figures: Figures) -> str:
     """Who beats the model without a memory, and by how much."""
     printed = [figures["gaps"]["kpp-paper"], figures["gaps"][UNSHIFTED]]
@@ -126,7 +118,6 @@ EXPERIMENT = Experiment(
     claim=f"Kanerva++ is {MEMORY_GAIN} nats per image better than a model of the same size whose "
     "readout prior comes from the pooled embedding, without a memory.",
     run=run,
-    summary=summarize,
     verdict=verdict,
     full="seconds from records, else 1 h on a GPU",
     presets=("omniglot",),

@@ -99,18 +99,6 @@ def measure(lab: Lab, model: MemoryModel, length: int, name: str) -> tuple[Ways,
     return figures, shown
 
 
-def summarize(figures: Figures) -> str:
-    """How much pictures change where keys are moved, and where they are drawn at random."""
-    words = []
-    for name, ways in figures["models"].items():
-        moved, random = ways[FIRST], ways["random"]
-        words.append(
-            f"{name}: {moved['change']['mean']:.3f} for {latent(name)} moved by {FIRST}, "
-            f"{random['change']['mean']:.3f} at random; {stay(ways)}"
-        )
-    return f"change of pictures: {'. '.join(words)}."
-
-
 def verdict(figures: Figures) -> str:
     """Whether keys moved by 0.1 give variations of the image they started from; a VAE's z too?"""
     models = figures["models"]
@@ -212,7 +200,6 @@ EXPERIMENT = Experiment(
     claim=f"Keys live in few dimensions, so y + eps, eps ~ N(0, {KEY_NOISE}), stays where density "
     "is high and gives local variations; a VAE's z, moved, leaves the valid region.",
     run=run,
-    summary=summarize,
     verdict=verdict,
     full="30 min on a GPU",
     presets=("omniglot", "mazes"),

@@ -64,16 +64,6 @@ def read_at_random(
     return found
 
 
-def summarize(figures: Figures) -> str:
-    """How much nearer pictures at random keys are to what was written; how far apart keys alone."""
-    found, words = figures["pictures"], []
-    for name in MODELS:
-        alone = found.get(f"{name}, keys alone")
-        apart = f", by keys alone {alone['apart']['mean']:.4f} apart" if alone else ""
-        words.append(f"{name} {closeness(found[name])}{apart}")
-    return f"nearer to what was written than to other images by: {'; '.join(words)}."
-
-
 def closeness(found: Intervals) -> str:
     """How much farther the nearest unwritten image is than the nearest written one."""
     gap = found["gap"]
@@ -174,7 +164,6 @@ EXPERIMENT = Experiment(
     shows="pictures at keys from p(Y): do they show the memory?",
     claim="Keys drawn from p(Y) read new pictures of the episode out of its memory.",
     run=run,
-    summary=summarize,
     verdict=verdict,
     full="30 min on a GPU",
     presets=("omniglot", "mazes"),

@@ -169,15 +169,6 @@ def table(figures: Figures) -> list[str]:
     return lines
 
 
-def summarize(figures: Figures) -> str:
-    """What each system finds when the memory is fullest."""
-    cues = []
-    for cue, name in CUES.items():
-        last = [f"{system} {found[-1]:.1%}" for system, found in figures["share"][cue].items()]
-        cues.append(f"{name}: {', '.join(last)}")
-    return f"share found of {figures['images']} at T={figures['lengths'][-1]}: {'; '.join(cues)}."
-
-
 def verdict(figures: Figures) -> str:
     """Whether the bar is reached, and who finds most when the memory is fullest."""
     at, most = figures["lengths"].index(BAR_LENGTH), figures["lengths"][-1]
@@ -243,7 +234,6 @@ EXPERIMENT = Experiment(
     claim="From the upper half of an image kpp finds at least 95 % of 32 written ones; others are "
     "measured beside it, up to 256.",
     run=run,
-    summary=summarize,
     verdict=verdict,
     presets=("mnist", "omniglot"),
 )

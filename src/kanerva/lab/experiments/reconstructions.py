@@ -40,16 +40,6 @@ def table(figures: Figures) -> list[str]:
     return lines
 
 
-def summarize(figures: Figures) -> str:
-    """Errors of what is read back from memory alone, and of reconstructions."""
-    words = [
-        f"{name} {found['recalled']:.4f} recalled, {found['reconstructed']:.4f} reconstructed"
-        for name, found in figures.items()
-    ]
-    blank = figures["kpp"]["blank"]
-    return f"mean squared pixel error: {'; '.join(words)}; of a blank page {blank:.4f}."
-
-
 def verdict(figures: Figures) -> str:
     """Whether kpp's images come back from memory alone better than the paper's model's."""
     ours, theirs = figures["kpp"]["recalled"], figures["kpp-paper"]["recalled"]
@@ -66,7 +56,6 @@ EXPERIMENT = Experiment(
     shows="true images over reconstructed ones, every set",
     claim="Reconstructions of test images resemble them on every data set.",
     run=run,
-    summary=summarize,
     verdict=verdict,
     full="2 min each on a GPU",
     presets=("mnist", "omniglot", "fashion_mnist", "cifar10", "mazes"),

@@ -83,16 +83,6 @@ def table(figures: Figures) -> list[str]:
     ]
 
 
-def summarize(figures: Figures) -> str:
-    """Which region the window selects, and how far our read is from PyTorch's."""
-    left, top, right, bottom = figures["region_pixels"]
-    return (
-        f"the window selects columns {left:.1f} to {right:.1f} and rows {top:.1f} to {bottom:.1f} "
-        f"of {SIDE}; our read differs from grid_sample by {figures['against_grid_sample']:.2g} at "
-        "most."
-    )
-
-
 def verdict(figures: Figures) -> str:
     """Whether our read is the spatial transformer."""
     same = figures["against_grid_sample"] < 1e-5
@@ -108,7 +98,6 @@ EXPERIMENT = Experiment(
     claim=f"A key of scale {SCALE} and shift ({X}, {Y}) selects one region of an image, by a "
     "differentiable bilinear read.",
     run=run,
-    summary=summarize,
     verdict=verdict,
     quick="a second",
     full="a second",

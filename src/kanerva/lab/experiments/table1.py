@@ -131,17 +131,6 @@ def train_and_score(lab: Lab) -> list[dict[str, Any]]:
 # Words
 
 
-def summarize(figures: Figures) -> str:
-    """Our bounds beside the paper's figures for Kanerva++."""
-    parts = []
-    for model, both in shared_columns(figures["ours"], "bound").items():
-        scores = [f"{SETS[name]} {ours:.2f} ({KANERVA_PP[name]:g})" for name, ours in both]
-        parts.append(f"{model} {', '.join(scores)}")
-    if not parts:
-        return NOTHING
-    return f"our valid bounds (the paper's figure for Kanerva++): {'; '.join(parts)}."
-
-
 def verdict(figures: Figures) -> str:
     """Which of our figures reach the paper's for Kanerva++."""
     return judge_cells(figures["ours"])
@@ -350,7 +339,6 @@ EXPERIMENT = Experiment(
     f"{KANERVA_PP['fashion_mnist']:.2f} bits/dim on Fashion-MNIST, {KANERVA_PP['cifar10']:.2f} on "
     "CIFAR-10.",
     run=run,
-    summary=summarize,
     verdict=verdict,
     quick="seconds, from records, else 3 min",
     full="seconds, from records",

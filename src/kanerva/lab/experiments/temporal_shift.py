@@ -78,20 +78,6 @@ def change_by_order(lab: Lab, model: MemoryModel, setting: Setting) -> dict[str,
     }
 
 
-def summarize(figures: Figures) -> str:
-    """What the shift gains, and what an episode's order changes."""
-    gains = [
-        f"{model} {found['nats']:+.1f} ± {found['margin']:.1f}"
-        for model, found in figures["gains"].items()
-    ]
-    orders = [f"{name} {found['order']:.2f}" for name, found in figures["order"].items()]
-    over = next(iter(figures["gains"].values()))["over"]
-    return (
-        f"nats that the shift gains: {', '.join(gains)} ({over}); nats that an image changes by "
-        f"when its episode is shuffled: {', '.join(orders)}."
-    )
-
-
 def verdict(figures: Figures) -> str:
     """Whether the shift helps each model, and whether an episode's order matters to it."""
     gains, words = figures["gains"], []
@@ -209,7 +195,6 @@ EXPERIMENT = Experiment(
     f"{SHIFT_GAIN} nats per image on "
     "Omniglot); episodes are exchangeable, their order does not matter.",
     run=run,
-    summary=summarize,
     verdict=verdict,
     full="2 h on a GPU",
     presets=("omniglot",),

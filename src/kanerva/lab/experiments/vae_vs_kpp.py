@@ -191,16 +191,6 @@ def sharpness_measure(scores: Scores) -> tuple[str, str]:
     return ("grey", "greyness") if "grey" in scores else ("edges", "edges")
 
 
-def summarize(figures: Figures) -> str:
-    """Sharpness and Fréchet distance of each model's samples."""
-    words = []
-    for name, one in figures["models"].items():
-        if "expected" in one:
-            key, called = sharpness_measure(one)
-            words.append(f"{name}: {called} {one[key]['mean']:.3f}, {distance_in_words(one)}")
-    return f"sharpness, and Fréchet distance to real images: {'; '.join(words)}."
-
-
 def verdict(figures: Figures) -> str:
     """Whose samples are sharper, whose nearer to real images, and what the memory adds."""
     found = figures["models"]
@@ -281,7 +271,6 @@ EXPERIMENT = Experiment(
     shows="samples side by side: sharpness, Fréchet distance",
     claim="Samples of K++ are much sharper than a standard VAE's (the paper: on ImageNet32).",
     run=run,
-    summary=summarize,
     verdict=verdict,
     quick="about 3 min on two cores",
     full="1 h on a GPU",

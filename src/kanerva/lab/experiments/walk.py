@@ -175,19 +175,6 @@ def compare_with_exact(
 # In words
 
 
-def summarize(figures: Figures) -> str:
-    """How far chains end from their targets, and how many of the paper's steps are accepted."""
-    targets, words = figures["targets"], []
-    for label, name in FITTED:
-        said = off_target(targets[label][name])
-        words.append(f"{SAMPLERS[name][0]}, {label} density: {said}")
-    rates = [targets[label][PAPERS_WALK]["acceptance"] for label in ("prior", "posterior")]
-    return (
-        f"total variation: {'; '.join(words)}; of the paper's steps of {KEY_NOISE} {rates[0]:.0%} "
-        f"are accepted under p(y), {rates[1]:.0%} given the upper half of an image."
-    )
-
-
 def off_target(one: dict[str, Any]) -> str:
     """How far chains are from the exact density, and as many independent draws."""
     off, draws = one["variation"]["mean"], one["variation_of_draws"]["mean"]
@@ -255,7 +242,6 @@ EXPERIMENT = Experiment(
     claim="Moved keys are steps of a Markov chain: with soft reads it can be corrected to the "
     "model's own density, and walks over what the memory holds.",
     run=run,
-    summary=summarize,
     verdict=verdict,
     full="20 min on a GPU",
     presets=("mnist",),
