@@ -9,7 +9,15 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 
-from kanerva.lab.experiments import Lab, baselines, denoise, experiment, iterative, recall
+from kanerva.lab.experiments import (
+    Lab,
+    baselines,
+    denoise,
+    experiment,
+    iterative,
+    measures,
+    recall,
+)
 from kanerva.lab.harness import Finding
 from kanerva.models.kpp import Kpp
 from tiny_lab import TinyLab
@@ -117,11 +125,11 @@ def test_equal_images_count_as_found():
 
 def test_a_mean_has_its_standard_error():
     values = torch.tensor([1.0, 2.0, 3.0, 6.0])
-    made = baselines.mean_and_error(values)
+    made = measures.estimate(values)
     assert made["mean"] == 3 and made["se"] == pytest.approx(math.sqrt(14 / 3 / 4))
-    assert baselines.clearly_lower({"mean": 2.0, "se": 1.0})
-    assert not baselines.clearly_lower({"mean": 1.9, "se": 1.0})
-    assert not baselines.clearly_lower({"mean": -5.0, "se": 1.0})
+    assert measures.clearly_lower({"mean": 2.0, "se": 1.0})
+    assert not measures.clearly_lower({"mean": 1.9, "se": 1.0})
+    assert not measures.clearly_lower({"mean": -5.0, "se": 1.0})
 
 
 def test_shifts_go_four_ways_and_lose_what_leaves():

@@ -49,21 +49,27 @@ class Finding:
     films: dict[str, list[Image.Image]] = field(default_factory=dict)  # "": NAME.gif
 
 
-@dataclass(frozen=True)
-class Experiment:
-    """One table or figure."""
+@dataclass(frozen=True, kw_only=True)
+class About:
+    """What the file of a table or figure says of it."""
 
-    name: str
     paper: str  # where it stands there: "Fig. 6, right"; or "beyond"
     shows: str  # a few words, for `reproduce --list`
     claim: str  # what the paper says, or what we set out to see
-    run: Callable[["Lab"], Finding]
-    verdict: Callable[[Figures], str]  # does the claim hold? For full protocols only
     quick: str = "about 2 min on two cores"
     full: str = "minutes on a GPU"
     presets: tuple[str, ...] = ("mnist",)  # of the full protocol, the one that decides first; the
     # quick one has `glyphs`
     on_every_set: bool = False  # made from records of all data sets, whatever the preset
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment(About):
+    """One table or figure."""
+
+    name: str
+    run: Callable[["Lab"], Finding]
+    verdict: Callable[[Figures], str]  # does the claim hold? For full protocols only
 
     def conclusion(self, record: dict[str, Any]) -> str:
         """What a record says of the claim: of a quick run, nothing."""

@@ -22,6 +22,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from kanerva.distributions import as_normal, as_uniform
+from kanerva.evaluation.report import columns
 from kanerva.lab.experiments.key_density import (
     Target,
     draw_independently,
@@ -32,24 +33,23 @@ from kanerva.lab.experiments.key_density import (
     total_variation,
 )
 from kanerva.lab.experiments.mcmc import Chains, effective_sample_size, run_chains
-from kanerva.lab.experiments.picture_measures import interval
-from kanerva.lab.experiments.walk_pictures import WalkPictures
-from kanerva.lab.harness import Experiment, Figures, Finding, Lab
+from kanerva.lab.experiments.measures import interval, pm
+from kanerva.lab.experiments.walk_pictures import draw_walk
+from kanerva.lab.harness import About, Figures, Finding, Lab
 from kanerva.lab.paper_figures import KEY_NOISE
 from kanerva.models.kpp import Kpp
 
 TEMPERED = 1 / 32
-GOALS = {"random walk": 0.35, "Langevin": 0.57}  # of acceptance: what is best in few dimensions
 QUICK = (400, 100, 96)  # steps, warm-up, and the side of the grid of the exact density
 FULL = (5000, 1000, 192)
 WRITTEN = 32
 CHAINS = 4  # for each cue
 RIGHT = 0.1  # of total variation beyond what as many independent draws have
 PAPERS_WALK = f"random walk, {KEY_NOISE}"
-SAMPLERS: dict[str, tuple[str, float | None]] = {  # label: kind, acceptance its step is fitted to
-    PAPERS_WALK: ("random walk", None),
-    "random walk, fitted": ("random walk", GOALS["random walk"]),
-    "Langevin, fitted": ("Langevin", GOALS["Langevin"]),
+SAMPLERS = {  # label: the acceptance its step is fitted to, what is best in few dimensions
+    PAPERS_WALK: None,
+    "random walk, fitted": 0.35,
+    "Langevin, fitted": 0.57,
 }
 COARSE, FINE = 8, 24  # cells along the map's side: the memory's own; within one of them
 TARGETS = {  # label: power; whether chains start where the image was written; cells to compare by
@@ -58,12 +58,6 @@ TARGETS = {  # label: power; whether chains start where the image was written; c
     "posterior": (1.0, True, FINE),
     "posterior, lost": (1.0, False, COARSE),
 }
-
-FITTED = [
-    (label, name)
-    for label in ("tempered", "posterior")
-    for name in ("random walk, fitted", "Langevin, fitted")
-]
 
 
 def run(lab: Lab) -> Finding:
@@ -96,16 +90,11 @@ def run(lab: Lab) -> Finding:
         "tempered_power": TEMPERED,
         "targets": found,
     }
-    shown = typical_cue(exact["tempered"])
-    tempered = replace(target, power=TEMPERED)
-    drawn = WalkPictures(tempered, cues[shown], places[shown], exact["tempered"][shown])
-    paths = {
-        name: made.keys[:, shown * CHAINS]
-        for name, made in chains["tempered"].items()
-        if name != PAPERS_WALK
-    }
-    film = drawn.film(paths["Langevin, fitted"], lab.pick(40, 60))
-    return Finding(figures, table(figures), {"": drawn.sheet(paths)}, {"": film})
+    one = typical_cue(exact["tempered"])
+    walks = chains["tempered"].items()
+    paths = {name: made.keys[:, one * CHAINS] for name, made in walks if name != PAPERS_WALK}
+    picture = draw_walk(target, cues[one], places[one], exact["tempered"][one], paths)
+    return Finding(figures, table(figures), {"": picture})
 
 
 def walk_to(
@@ -124,14 +113,14 @@ def walk_to(
         name: run_chains(
             replace(target, power=power),
             home if at_home else anywhere,
-            langevin=kind == "Langevin",
+            langevin=name.startswith("Langevin"),
             step=KEY_NOISE,
             steps=steps,
             warmup=warmup,
             goal=goal,
             generator=lab.noise("walk", label, name),
         )
-        for name, (kind, goal) in SAMPLERS.items()
+        for name, goal in SAMPLERS.items()
     }
 
 
@@ -172,25 +161,17 @@ def compare_with_exact(
     }
 
 
-# In words
-
-
-def off_target(one: dict[str, Any]) -> str:
-    """How far chains are from the exact density, and as many independent draws."""
-    off, draws = one["variation"]["mean"], one["variation_of_draws"]["mean"]
-    return f"{off:.2f} off, {one['draws']} independent draws {draws:.2f}"
-
-
 def verdict(figures: Figures) -> str:
     """Do chains reach their target, and is a key moved by 0.1 still where density is high?"""
-    found, words = figures["targets"], []
-    for label, name in FITTED:
-        one = found[label][name]
-        off, draws = one["variation"]["mean"], one["variation_of_draws"]["mean"]
-        reaches = "reaches" if off < draws + RIGHT else "does NOT reach"
-        words.append(f"{SAMPLERS[name][0]} {reaches} the {label} density ({off_target(one)})")
-    words = [f"{', '.join(words)}."]
-    words[0] = words[0][0].upper() + words[0][1:]
+    found, reached = figures["targets"], []
+    for label in ("tempered", "posterior"):
+        for kind in ("random walk", "Langevin"):
+            one = found[label][f"{kind}, fitted"]
+            off, draws = one["variation"]["mean"], one["variation_of_draws"]["mean"]
+            reaches = "reaches" if off < draws + RIGHT else "does NOT reach"
+            apart = f"{off:.2f} off, {one['draws']} independent draws {draws:.2f}"
+            reached.append(f"{kind} {reaches} the {label} density ({apart})")
+    words = [f"With fitted steps: {', '.join(reached)}."]
     rates = [found[label][PAPERS_WALK]["acceptance"] for label in ("prior", "posterior")]
     words.append(
         f"The paper's step of {KEY_NOISE} stays where p(y) is high ({rates[0]:.0%} accepted); "
@@ -208,24 +189,17 @@ def verdict(figures: Figures) -> str:
 
 def table(figures: Figures) -> list[str]:
     """A row for each target and sampler."""
-    lines = [
-        f"{figures['cues']} cues, {CHAINS} chains of {figures['steps']} steps each after "
-        f"{figures['warmup']} of warm-up; tempered: power 1/{1 / TEMPERED:.0f}",
-        f"{'target':<17}{'sampler':<21}{'step':>7}{'accepted':>10}{'ESS/1000':>12}{'off':>15}"
-        f"{'draws':>15}{'home':>6}{'of':>6}",
-    ]
+    rows = ["target,sampler,step,accepted,ESS/1000,off,draws,home,of".split(",")]
     for label, samplers in figures["targets"].items():
         for name, one in samplers.items():
-            apart, drawn = (
-                f"{one[what]['mean']:.3f} ±{one[what]['ci95']:.3f}"
-                for what in ("variation", "variation_of_draws")
-            )
-            lines.append(
-                f"{label:<17}{name:<21}{one['step']:7.3f}{one['acceptance']:10.2f}"
-                f"{one['worth_per_1000']:12.1f}{apart:>15}{drawn:>15}{one['at_home']:6.2f}"
-                f"{one['exactly_at_home']:6.2f}"
-            )
-    return lines + [
+            start = [f"{one['step']:.3f}", f"{one['acceptance']:.2f}"]
+            apart = [pm(one[what]) for what in ("variation", "variation_of_draws")]
+            home = [f"{one[what]:.2f}" for what in ("at_home", "exactly_at_home")]
+            rows.append([label, name, *start, f"{one['worth_per_1000']:.1f}", *apart, *home])
+    return [
+        f"{figures['cues']} cues, {CHAINS} chains of {figures['steps']} steps each after "
+        f"{figures['warmup']} of warm-up; tempered: power 1/{1 / TEMPERED:.0f}",
+        *columns(rows, left=2).splitlines(),
         "posterior: started where the image lies; lost: anywhere. ESS/1000: effective sample size "
         "of 1,000 steps.",
         f"off: total variation from the exact density on {COARSE}x{COARSE} cells (posterior: "
@@ -235,14 +209,11 @@ def table(figures: Figures) -> list[str]:
     ]
 
 
-EXPERIMENT = Experiment(
-    name="walk",
+ABOUT = About(
     paper="beyond",
-    shows="Langevin and random walks over keys; a film",
+    shows="Langevin and random walks over keys",
     claim="Moved keys are steps of a Markov chain: with soft reads it can be corrected to the "
     "model's own density, and walks over what the memory holds.",
-    run=run,
-    verdict=verdict,
     full="20 min on a GPU",
     presets=("mnist",),
 )
