@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from kanerva.errors import UserError
-from kanerva.evaluation.records import write_record
 from kanerva.provenance import command, commit, device_name, versions
 from kanerva.training.step import Form
 
@@ -104,13 +103,6 @@ def check_folder(folder: Path) -> None:
         raise UserError(f"cannot write {folder}: {error.strerror}") from error
     if not os.access(folder, os.W_OK):
         raise UserError(f"cannot write {folder}: Permission denied")
-
-
-def write_measurement(record: dict[str, Any], folder: Path, name: str) -> Path:
-    """File a record as FOLDER/NAME.json."""
-    path = folder / f"{name}.json"
-    write_record(record, path)
-    return path
 
 
 def read_measurement(path: Path) -> dict[str, Any]:
