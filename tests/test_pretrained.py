@@ -231,7 +231,6 @@ def test_every_verb_takes_a_name_and_writes_beside_runs(
     assert main(["compare", "tiny", str(home)]) == 0
     assert main(["compare", "tiny", str(home), "--over-seeds"]) == 0
     assert "kpp-store" in capsys.readouterr().out
-    assert main(["bench", "evaluation", "--run", "tiny", "--device", "cpu"]) == 0
     pictures = {f"{name}.png" for name in (*verbs, "reconstructions")}
     assert {path.name for path in home.iterdir()} == pictures | {RECORD}
     assert {path.name for path in tmp_path.iterdir()} == {"runs"}
