@@ -12,7 +12,7 @@ from kanerva.cli import main
 from kanerva.data import ImageSet
 from kanerva.errors import UserError
 from kanerva.lab.experiments import NAMES, Lab, allocator, experiment
-from kanerva.lab.harness import Finding, in_order, perform, save_pictures
+from kanerva.lab.harness import Finding, in_order, perform, save_picture
 from kanerva.lab.page import conclude, page, pages, rank, read_records
 from tiny_lab import TinyLab
 
@@ -76,13 +76,11 @@ def test_frames_of_a_path_stay_together():
     assert sorted(order[:, 0].tolist()) == [0, 4, 8, 12, 16] != order[:, 0].tolist()
 
 
-def test_pictures_and_films_are_saved(tmp_path: Path):
-    frames = [Image.new("RGB", (8, 8), (shade, 0, 0)) for shade in (0, 90, 180)]
-    finding = Finding({}, [], {"": frames[0], "more": frames[1]}, {"": frames})
-    files = save_pictures(finding, tmp_path, "a")
-    assert files == ["a.png", "a-more.png", "a.gif"]
-    with Image.open(tmp_path / "a.gif") as film:
-        assert film.n_frames == 3  # pyright: ignore[reportAttributeAccessIssue]
+def test_a_picture_is_saved(tmp_path: Path):
+    picture = Image.new("RGB", (8, 8))
+    assert save_picture(Finding({}, [], picture), tmp_path / "a.png") == ["a.png"]
+    assert save_picture(Finding({}, []), tmp_path / "b.png") == []
+    assert [path.name for path in tmp_path.iterdir()] == ["a.png"]
 
 
 def test_the_command_lists_and_refuses(capsys):
@@ -117,9 +115,7 @@ def test_the_allocator_touches_only_its_own_blocks(lab: Lab):
     assert found["changed_by_malloc"] == found["changed_by_free"] == 0
     assert found["handles_kept"] and "the memory is full" in found["refused_when_full"]
     assert found["freed_places_taken_again"] == found["freed"] == 4
-    assert len(finding.films[""]) == 5
-    sizes = {frame.size for frame in finding.films[""]}
-    assert len(sizes) == 1 and finding.pictures[""].height == 5 * sizes.pop()[1]  # pyright: ignore
+    assert isinstance(finding.picture, Image.Image) and finding.picture.height > 5 * 420
     known = found["familiarity_held"] > 0 > found["familiarity_freed"]
     assert ("no longer known" in allocator.verdict(found)) == known
     said = allocator.verdict(found | {"familiarity_held": 9.0, "familiarity_freed": 2.4})

@@ -27,7 +27,7 @@ from kanerva.lab.experiments.measures import (
     sharpness,
 )
 from kanerva.lab.experiments.scene import MODELS, Scene, train_for_scene, write_scene
-from kanerva.lab.harness import Finding, save_pictures
+from kanerva.lab.harness import Finding, save_picture
 from kanerva.models.kpp import Kpp
 from tiny_lab import TinyLab
 
@@ -51,7 +51,7 @@ def check(finding: Finding, tmp_path: Path) -> None:
     """What holds for every finding: plain JSON, lines that fit, pictures that can be written."""
     assert json.loads(json.dumps(finding.figures)) == finding.figures
     assert max(map(len, finding.lines)) <= 110
-    assert len(save_pictures(finding, tmp_path, "x")) == len(finding.pictures) + len(finding.films)
+    assert save_picture(finding, tmp_path / "x.png") == ["x.png"]
 
 
 # Measures
@@ -196,7 +196,7 @@ def test_vae_vs_kpp(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     check(finding, tmp_path)
     figures = finding.figures
     assert figures["samples"] == figures["test_images"] == figures["two_sets_of"] == 400
-    assert figures["features"]["learnt_from"] == "labels" and figures["trained"]["vae"] == "2 steps"
+    assert figures["features"]["learnt_from"] == "labels"
     found = figures["models"]
     real = found["training images"]["drawn"]["distance"]
     assert all(found[name]["drawn"]["distance"] > 2 * real for name in MODELS)  # untrained

@@ -78,11 +78,8 @@ def run(options: dict[str, Any], words: list[str]) -> int:
 
     from kanerva.evaluation.records import write_record
     from kanerva.lab.benchmark.report import draw, table
-    from kanerva.lab.benchmark.timing import check_folder, measurement
+    from kanerva.lab.benchmark.timing import measurement
 
-    folder = None if options["results"] is None else Path(options["results"])
-    if folder is not None:
-        check_folder(folder)
     device = torch.device(choose_device(options))
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")
@@ -94,9 +91,9 @@ def run(options: dict[str, Any], words: list[str]) -> int:
     about = {"preset": options["preset"], "model": options["model"], "rows": rows}
     record = measurement(what, device, words, **about)
     print(table(record))
-    if folder is not None:
+    if options["results"] is not None:
         name = options["name"] or f"{what}-{options['preset'].replace(',', '-')}"
-        path = folder / f"{name}.json"
+        path = Path(options["results"]) / f"{name}.json"
         write_record(record, path)
         print(f"\nrecord: {path}")
         if what == "throughput":

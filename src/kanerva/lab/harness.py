@@ -9,7 +9,7 @@ record does not go stale when the wording or the threshold of a verdict is corre
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -45,8 +45,7 @@ class Finding:
 
     figures: Figures  # every number of the table, the verdict and the picture
     lines: list[str]  # the same as a table of text, at most 110 characters wide
-    pictures: dict[str, Image.Image | Figure] = field(default_factory=dict)  # "": NAME.png
-    films: dict[str, list[Image.Image]] = field(default_factory=dict)  # "": NAME.gif
+    picture: Image.Image | Figure | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,7 +230,6 @@ def perform(experiment: Experiment, lab: Lab, out: Path, command: str) -> dict[s
     began = time.monotonic()
     finding = experiment.run(lab)
     name = file_stem(experiment.name, lab.preset, lab.quick)
-    files = save_pictures(finding, out, name)
     record = {
         "schema": 1,
         "kind": "reproduce",
@@ -243,7 +241,7 @@ def perform(experiment: Experiment, lab: Lab, out: Path, command: str) -> dict[s
         "seed": lab.seed,
         "figures": finding.figures,
         "lines": finding.lines,
-        "pictures": files,
+        "pictures": save_picture(finding, out / f"{name}.png"),
         "wall_s": round(time.monotonic() - began, 1),
         "models_found": len(lab.found),
         "commit": commit(),
@@ -260,26 +258,19 @@ def file_stem(name: str, preset_name: str, quick: bool) -> str:
     return f"{name}-quick" if quick else f"{name}-{preset_name}"
 
 
-def save_pictures(finding: Finding, out: Path, name: str) -> list[str]:
-    """PNGs and GIFs beside the record; their names."""
-    files = []
+def save_picture(finding: Finding, path: Path) -> list[str]:
+    """The PNG beside the record, if there is any; its name."""
+    if finding.picture is None:
+        return []
     try:
-        out.mkdir(parents=True, exist_ok=True)
-        for part, picture in finding.pictures.items():
-            path = out / f"{'-'.join(filter(None, [name, part]))}.png"
-            if isinstance(picture, Figure):
-                picture.savefig(path, dpi=110)
-            else:
-                picture.save(path)
-            files.append(path.name)
-        for part, frames in finding.films.items():
-            path = out / f"{'-'.join(filter(None, [name, part]))}.gif"
-            first, *rest = frames
-            first.save(path, save_all=True, append_images=rest, duration=500, loop=0)
-            files.append(path.name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if isinstance(finding.picture, Figure):
+            finding.picture.savefig(path, dpi=110)
+        else:
+            finding.picture.save(path)
     except OSError as error:
-        raise UserError(f"cannot write to {out}: {error.strerror}") from error
-    return files
+        raise UserError(f"cannot write {path}: {error.strerror}") from error
+    return [path.name]
 
 
 def describe(experiment: Experiment, record: dict[str, Any]) -> str:

@@ -1,7 +1,6 @@
 """A clock that waits for the device, the device's own limits, and the record of a measurement."""
 
 import json
-import os
 import statistics
 import time
 from collections.abc import Callable
@@ -93,16 +92,6 @@ def measurement(
         "versions": versions(),
         "device": device_name(device),
     } | content
-
-
-def check_folder(folder: Path) -> None:
-    """Find out before a long measurement whether its record can be filed."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot write {folder}: {error.strerror}") from error
-    if not os.access(folder, os.W_OK):
-        raise UserError(f"cannot write {folder}: Permission denied")
 
 
 def read_measurement(path: Path) -> dict[str, Any]:

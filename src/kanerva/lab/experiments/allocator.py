@@ -90,7 +90,7 @@ def run(lab: Lab) -> Finding:
     assert isinstance(model, Kpp)
     images = lab.images(model.config.memory.capacity + len(FREED))
     figures, frames = exercise(model, images)
-    return Finding(figures, table(figures), {"": stacked(frames)}, {"": frames})
+    return Finding(figures, table(figures), stacked(frames))
 
 
 def table(figures: Figures) -> list[str]:

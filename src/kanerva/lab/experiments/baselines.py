@@ -46,24 +46,18 @@ def hopfield(
     *,
     beta: float,
     steps: int = 1,
-    signed: bool = True,
     observed: PerPixel | None = None,
 ) -> Episode:
-    """The modern Hopfield update, xi <- X softmax(beta X^T xi) (Ramsauer et al. 2020, Eq. 3).
-
-    `signed`: on pixels as -1 to 1, where black-and-white images are equally long; else as they
-    are, where images with more ink attract more. Hidden pixels of the cue have no say at first.
-    """
-    stored, state = written.flatten(2), cue
-    if signed:
-        stored, state = 2 * stored - 1, 2 * state - 1
+    """The modern Hopfield update, xi <- X softmax(beta X^T xi) (Ramsauer et al. 2020, Eq. 3), on
+    pixels as -1 to 1, where black-and-white images are equally long: as they are, images with more
+    ink attract more. Hidden pixels of the cue have no say at first."""
+    stored, state = 2 * written.flatten(2) - 1, 2 * cue - 1
     if observed is not None:
         state = state * observed[:, :, None]
     state = state.flatten(2)
     for _ in range(steps):
         state = (beta * state @ stored.mT).softmax(dim=-1) @ stored
-    pictures = state.unflatten(2, cue.shape[2:])
-    return (pictures + 1) / 2 if signed else pictures
+    return (state.unflatten(2, cue.shape[2:]) + 1) / 2
 
 
 # Reading, and what it gives

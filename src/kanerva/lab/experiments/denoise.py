@@ -71,7 +71,7 @@ def run(lab: Lab) -> Finding:
             ends = {name: made[name][-1] for name in ("kpp-paper", "dkm", *RIVALS)}
             ours = {"kpp, step 1": made["kpp"][0], f"kpp, step {STEPS}": made["kpp"][-1]}
             pictures[noise] = {"clean": images, "noisy": cue} | ours | ends
-    return Finding(figures, table(figures), {"": draw(figures, pictures)})
+    return Finding(figures, table(figures), draw(figures, pictures))
 
 
 def table(figures: Figures) -> list[str]:

@@ -52,7 +52,7 @@ def run(lab: Lab) -> Finding:
         "over_T": over,
     }
     picture = sweep.draw_sweep(lab, "episode length T", lengths, by_model)
-    return Finding(figures, table(figures), {"": picture})
+    return Finding(figures, table(figures), picture)
 
 
 def table(figures: Figures) -> list[str]:

@@ -32,7 +32,6 @@ WRITTEN = (1, 2, 4, 8, 11, 19)  # drawings of a character, as far as it has one 
 MOST = 20  # drawings of a character that are used
 COMPANY = 8  # images that are scored together: q is used to neighbours of all kinds
 AT_ONCE = 32  # characters scored together
-REFERENCES = {"SCHA-VAE": 86.0, "Neural Statistician": 94.4}  # nats at 20, about; their protocol
 MODELS: dict[str, tuple[str, str | None, int]] = {  # label: model, variant, steps of a quick run
     "kpp generate": ("kpp", "generate", 600),
     "kpp store": ("kpp", None, 600),
@@ -162,10 +161,9 @@ def run(lab: Lab) -> Finding:
         "characters": len(drawings),
         "rounds": rounds,
         "written": counts,
-        "references": REFERENCES,
         "models": by_model,
     }
-    return Finding(figures, table(figures), {"": draw(lab, figures)})
+    return Finding(figures, table(figures), draw(lab, figures))
 
 
 def table(figures: Figures) -> list[str]:
@@ -183,9 +181,6 @@ def table(figures: Figures) -> list[str]:
         "another character, less that; over: the same under an empty memory, less that",
         f"nats per image ± standard error over {figures['characters']} characters, "
         f"{figures['rounds']} drawings of each left out in turn; one seed",
-        "in the literature, models trained on sets of one character, another protocol, at 20 (not "
-        "comparable):",
-        "  " + ", ".join(f"{name} about {cost} nats" for name, cost in REFERENCES.items()),
     ]
 
 

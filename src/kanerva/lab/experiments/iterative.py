@@ -23,9 +23,7 @@ MEASURES = {  # what each is called, and its decimals
     "bound": ("bound", 1),
     "nearest": ("distance to the nearest written image", 3),
     "grey": ("greyness", 3),
-    "change": ("distance to the step before", 3),
 }
-GAINS = ("bound", "nearest", "grey")
 
 
 def as_scored(model: MemoryModel, pictures: Episode) -> Episode:
@@ -41,17 +39,16 @@ def measure(
     steps: Float[Tensor, "S B T C H W"],
     lab: Lab,
 ) -> dict[str, Float[Tensor, "S n"]]:
-    """Of every picture of every step: the bound on it given the memory; how grey it is; root mean
-    square distance to the nearest written image, and to the picture of the step before."""
+    """Of every picture of every step: the bound on it given the memory; root mean square
+    distance to the nearest written image; how grey it is."""
     found: dict[str, list[Tensor]] = {name: [] for name in MEASURES}
-    for before, pictures in zip([steps[0], *steps], steps, strict=False):
+    for pictures in steps:
         chance = lab.noise("iterative", "bound")  # the same for every step
         terms = model.elbo(as_scored(model, pictures), memory, generator=chance)
         for name, values in (
             ("bound", terms.nll_nats),
             ("nearest", squared_distances(pictures, written).min(dim=-1).values.sqrt()),
             ("grey", greyness(pictures)),
-            ("change", (pictures - before).square().flatten(2).mean(-1).sqrt()),
         ):
             found[name].append(values.flatten())
     return {name: torch.stack(values) for name, values in found.items()}
@@ -84,19 +81,19 @@ def run(lab: Lab) -> Finding:
         values = measure(model, memory, written, steps, lab)
         again = model.recall(memory, written, steps=1)  # how good a picture can get here
         own = measure(model, memory, written, again, lab)
-        gains = {what: values[what][0] - values[what][-1] for what in GAINS}
+        gains = {what: values[what][0] - values[what][-1] for what in MEASURES}
         figures["models"][name] = {
             "variant": variant,
             "length": length,
             "images": first.shape[0] * first.shape[1],
-            "written": {what: estimate(own[what][0]) for what in GAINS},
+            "written": {what: estimate(own[what][0]) for what in MEASURES},
             "copies": copies(steps[-1], again[0]),
             "spread": [spread(pictures) for pictures in steps],
             # of the last step over the first picture, image for image
             "gain": {what: estimate(gain) for what, gain in gains.items()},
         } | {what: [estimate(step) for step in values[what]] for what in MEASURES}
         pictures[name] = steps[:, 0, :DRAWN].transpose(0, 1)
-    return Finding(figures, table(figures), {"": draw(figures, pictures)})
+    return Finding(figures, table(figures), draw(figures, pictures))
 
 
 def title(name: str, found: dict[str, Any]) -> str:
@@ -113,12 +110,12 @@ def table(figures: Figures) -> list[str]:
         "Step 0 is the picture from a random key.",
     ]
     for name, found in figures["models"].items():
-        rows = [["step", "bound, nats", "nearest written", "greyness", "step before", "spread"]]
+        rows = [["step", "bound, nats", "nearest written", "greyness", "spread"]]
         for step, apart in enumerate(found["spread"]):
             cells = [pm(found[what][step], digits) for what, (_, digits) in MEASURES.items()]
             rows.append([str(step), *cells, f"{apart:.3f}"])
-        cells = [pm(found["written"][what], MEASURES[what][1]) for what in GAINS]
-        rows.append(["written ones, recalled", *cells, "", ""])
+        cells = [pm(found["written"][what], MEASURES[what][1]) for what in MEASURES]
+        rows.append(["written ones, recalled", *cells, ""])
         lines += [
             "",
             f"{title(name, found)}: {found['images']} pictures, {found['length']} images in each "
@@ -135,11 +132,11 @@ def verdict(figures: Figures) -> str:
 
 def judge(name: str, found: dict[str, Any]) -> str:
     """Whether one model's pictures improve: by the bound and another measure, staying diverse."""
-    fallen = [what for what in GAINS if clearly_lower(found["gain"][what])]
+    fallen = [what for what in MEASURES if clearly_lower(found["gain"][what])]
     alike = found["spread"][-1] < 0.1 * found["spread"][0]
     improved = "bound" in fallen and len(fallen) > 1 and not alike
     course = []
-    for what in GAINS:
+    for what in MEASURES:
         called, digits = MEASURES[what]
         first, last = (f"{found[what][step]['mean']:.{digits}f}" for step in (0, -1))
         course.append(f"{called} {first} to {last}{' nats' if what == 'bound' else ''}")
@@ -162,16 +159,15 @@ def draw(figures: Figures, pictures: dict[str, Float[Tensor, "R S C H W"]]) -> F
     counts = [f"{found['images']} of {name}" for name, found in figures["models"].items()]
     said = f"below: means and standard errors over pictures, {', '.join(counts)}"
     figure = plots.canvas(14.0, 9.6, said)
-    panels = figure.subplot_mosaic(  # two above three
-        [[name for name in pictures for _ in GAINS], [what for what in GAINS for _ in pictures]],
-        height_ratios=(1.5, 1),
-    )
+    above = [name for name in pictures for _ in MEASURES]  # two above three
+    below = [what for what in MEASURES for _ in pictures]
+    panels = figure.subplot_mosaic([above, below], height_ratios=(1.5, 1))
     steps = range(figures["steps"] + 1)
     for name, rows in pictures.items():
         plots.gallery(panels[name], rows, [], [str(step) for step in steps])
         panels[name].set_xlabel(f"{title(name, figures['models'][name])}: step", fontsize=11)
         panels[name].xaxis.set_label_position("top")
-    for what in GAINS:
+    for what in MEASURES:
         axes = panels[what]
         for name, found in figures["models"].items():
             look = {"color": plots.COLOURS[name], "label": title(name, found)}
@@ -180,7 +176,7 @@ def draw(figures: Figures, pictures: dict[str, Float[Tensor, "R S C H W"]]) -> F
             axes.axhline(found["written"][what]["mean"], linestyle=":", **look)
         plots.finish_axes(axes, "step", steps, MEASURES[what][0])
         axes.set_ylim(bottom=0)
-    plots.legend_below(figure, panels[GAINS[-1]], 2)
+    plots.legend_below(figure, panels["grey"], 2)
     return figure
 
 

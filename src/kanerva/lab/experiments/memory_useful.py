@@ -51,7 +51,7 @@ def run(lab: Lab) -> Finding:
         "from_records": from_records,
         "images_seen": sweep.images_seen(without),
     }
-    return Finding(figures, table(lab, figures), {"": sweep.draw_bounds(lab, entries)})
+    return Finding(figures, table(lab, figures), sweep.draw_bounds(lab, entries))
 
 
 def train_all(lab: Lab) -> list[dict[str, Any]]:

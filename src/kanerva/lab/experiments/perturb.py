@@ -105,7 +105,7 @@ def run(lab: Lab) -> Finding:
         models[name], shown = measure(lab, name, count)
         parts += shown
     figures = {"rows": count * GROUP, "across": ACROSS, "among": GROUP, "models": models}
-    return Finding(figures, table(figures), {"": sheet(parts, columns=ACROSS + 2)})
+    return Finding(figures, table(figures), sheet(parts, columns=ACROSS + 2))
 
 
 def verdict(figures: Figures) -> str:

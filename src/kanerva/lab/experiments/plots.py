@@ -18,7 +18,6 @@ COLOURS = MODEL_COLOURS | {  # models, and what else is drawn beside them
     "dkm, 1 step": "#9fd0b0",
     "median 3x3": "#8e5ea2",
     "hopfield": "#d98e04",
-    "hopfield 0/1": "#efc77a",
     "nearest": "#8e5ea2",
 }
 

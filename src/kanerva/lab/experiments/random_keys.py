@@ -91,7 +91,7 @@ def run(lab: Lab) -> Finding:
             for name, each in values.items()
         },
     }
-    return Finding(figures, table(figures), {"": sheet(parts, columns=SHOWN)})
+    return Finding(figures, table(figures), sheet(parts, columns=SHOWN))
 
 
 def verdict(figures: Figures) -> str:

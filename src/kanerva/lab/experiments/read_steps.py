@@ -39,7 +39,7 @@ def run(lab: Lab) -> Finding:
     }
     across = "blocks read for each image, K"
     picture = sweep.draw_sweep(lab, across, reads, {"kpp-paper": entries})
-    return Finding(figures, table(figures), {"": picture})
+    return Finding(figures, table(figures), picture)
 
 
 def table(figures: Figures) -> list[str]:

@@ -24,7 +24,7 @@ CUES = {
 SHIFT, BETA = 2, 1.0
 SMALL = 24  # side of a memory of 36 blocks of 4x4
 BAR, BAR_LENGTH, BAR_CUE = 0.95, 32, "lower_half_hidden"
-SYSTEMS = ("kpp", "kpp-small", "dkm", "dkm, 1 step", "hopfield", "hopfield 0/1", "nearest")
+SYSTEMS = ("kpp", "kpp-small", "dkm", "dkm, 1 step", "hopfield", "nearest")
 DRAWN = 8
 
 
@@ -90,7 +90,7 @@ def run(lab: Lab) -> Finding:
                 pictures[cue] = {
                     name: made[name][0, :DRAWN] for name in ("written", "cue", *SYSTEMS)
                 }
-    return Finding(figures, table(figures), {"": draw(figures, pictures)})
+    return Finding(figures, table(figures), draw(figures, pictures))
 
 
 def recall_by_all(
@@ -107,10 +107,7 @@ def recall_by_all(
     visible = None if seen is None else seen.unflatten(0, (-1, length))
     written, asked = (each.unflatten(0, (-1, length)) for each in (images, cues))
     made = {"written": written, "cue": asked, "nearest": nearest(written, asked, visible)}
-    for name, signed in (("hopfield", True), ("hopfield 0/1", False)):
-        made[name] = hopfield(
-            written, asked, beta=BETA, steps=steps, signed=signed, observed=visible
-        )
+    made["hopfield"] = hopfield(written, asked, beta=BETA, steps=steps, observed=visible)
     for name, model in models.items():
         chance = lab.noise("recall", cue, length, name)
         every = recall_every_step(
@@ -147,7 +144,7 @@ def table(figures: Figures) -> list[str]:
         f"here in a memory with room for {figures['lengths'][-1]}",
         f"dkm: memory {shapes['dkm']}, trained at T={trained['dkm']}, KL(M) unpaid; where half is "
         "hidden it sees black, others leave it out",
-        f"hopfield: beta={figures['beta']:g} on pixels as -1 to 1 (0/1: as they are); nearest: by "
+        f"hopfield: beta={figures['beta']:g} on pixels as -1 to 1; nearest: by "
         "squared error; both keep images whole",
         "",
         *columns(rows, left=2).splitlines(),

@@ -33,7 +33,7 @@ def run(lab: Lab) -> Finding:
     for name, found in figures.items():
         rows.append([name, *(f"{found[what]:.4f}" for what in MEASURES)])
     lines = columns(rows, left=1).splitlines()
-    return Finding(figures, lines, {"": sheet(parts, columns=16)})
+    return Finding(figures, lines, sheet(parts, columns=16))
 
 
 def verdict(figures: Figures) -> str:

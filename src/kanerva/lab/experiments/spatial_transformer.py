@@ -46,7 +46,7 @@ def run(lab: Lab) -> Finding:
         "against_grid_sample": float((block - torchs).abs().max()),
         "pasted_back": float(apart.mean()),
     }
-    return Finding(figures, table(figures), {"": draw(image, block, pasted)})
+    return Finding(figures, table(figures), draw(image, block, pasted))
 
 
 def draw(image: Tensor, block: Tensor, pasted: Tensor) -> Figure:

@@ -94,7 +94,7 @@ def run(lab: Lab) -> Finding:
     walks = chains["tempered"].items()
     paths = {name: made.keys[:, one * CHAINS] for name, made in walks if name != PAPERS_WALK}
     picture = draw_walk(target, cues[one], places[one], exact["tempered"][one], paths)
-    return Finding(figures, table(figures), {"": picture})
+    return Finding(figures, table(figures), picture)
 
 
 def walk_to(
