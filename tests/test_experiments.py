@@ -53,7 +53,8 @@ def test_in_a_full_protocol_every_model_sees_as_many_images(name: str, tmp_path:
 def test_parts_of_a_config_are_replaced(lab: Lab):
     config = lab.config("kpp", memory={"size": 32}, episode_length=8)
     assert (config.model.memory.size, config.episode_length, config.steps) == (32, 8, 3)
-    assert Lab(quick=True, runs=lab.runs).config("kpp", steps=50).steps == 50
+    quick = Lab(quick=True, runs=lab.runs)
+    assert (quick.config("kpp").steps, quick.config("vae").steps) == (600, 400)
     full = Lab(quick=False, runs=lab.runs, preset="mnist")
     seen = [(c.steps or 0) * c.batch * c.episode_length for c in map(full.config, ("kpp", "dkm"))]
     assert seen == [3_072_000, 3_072_000]  # as many images each

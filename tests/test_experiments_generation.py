@@ -225,9 +225,9 @@ def test_the_verdict_on_samples_can_say_no():
 
 def test_random_keys_of_a_store_memory_replay_or_read_nothing(lab: Lab):
     """Hard reads: every picture at its mean is that of a block written, or of an empty cell."""
-    model, length = train_for_scene(lab, "kpp-store", {"kpp-store": ("kpp", "store", 2)})
+    model = lab.trained("kpp", "store")
     assert isinstance(model, Kpp)
-    images = lab.images(length)[None]
+    images = lab.images(32)[None]
     with torch.no_grad():
         at = write_scene(model, images, noise())
         made = at.pictures(at.draw_keys(40, noise(1)))[0]
@@ -326,7 +326,7 @@ def test_cells_masses_and_variation():
 
 def test_the_targets_slope_is_its_difference_quotient(lab: Lab):
     """Soft reads carry a gradient to the key."""
-    model = lab.trained("kpp", "generate", steps=600)
+    model = lab.trained("kpp", "generate")
     assert isinstance(model, Kpp)
     maps = torch.randn(1, *model.config.memory.shape, generator=noise())
     target = key_density.Target(model, maps, lab.images(7), 1.0)

@@ -36,7 +36,7 @@ from kanerva.training.loop import train
 Pixels = Float[Tensor, "n C H W"]
 Figures = dict[str, Any]  # plain JSON
 QUICK = "Quick run, decides nothing: what it measured is in its table."
-QUICK_STEPS = 600  # of each model that a quick version trains, unless it says otherwise
+QUICK_STEPS = (600, 400)  # of a quick version: of kpp, and of any other model
 
 
 @dataclass
@@ -110,25 +110,18 @@ class Lab:
 
     # Models
 
-    def config(
-        self,
-        model: str = "kpp",
-        variant: str | None = None,
-        *,
-        steps: int | None = None,
-        **parts: Any,
-    ) -> RunConfig:
-        """The run a preset names, shortened to `steps` in the quick version. `parts` replace
-        options of the run or its model: `episode_length=8`, or those of a group,
-        `memory={"size": 32}`. The Kanerva machines are trained without paying KL(M): where it is
-        paid their memory stays at its prior, and there is nothing to read."""
+    def config(self, model: str = "kpp", variant: str | None = None, **parts: Any) -> RunConfig:
+        """The run a preset names, shortened in the quick version. `parts` replace options of the
+        run or its model: `episode_length=8`, or those of a group, `memory={"size": 32}`. The
+        Kanerva machines are trained without paying KL(M): where it is paid their memory stays at
+        its prior, and there is nothing to read."""
         start = preset(self.preset, model, variant)
         if model in ("km", "dkm", "dkm-tsm"):
             parts = {"rows": {"charge": False}} | parts
         of_run = {f.name: parts.pop(f.name) for f in fields(RunConfig) if f.name in parts}
         start = replace_options(start, of_run | {"model": replace_options(start.model, parts)})
-        full = start.steps if isinstance(start.model, KppConfig) else full_steps(self.preset)
-        length = self.steps or (steps or QUICK_STEPS if self.quick else full)
+        ours, theirs = QUICK_STEPS if self.quick else (start.steps, full_steps(self.preset))
+        length = self.steps or (ours if isinstance(start.model, KppConfig) else theirs)
         every = min(start.validate_every, length)
         precision = "bf16-mixed" if self.device.type == "cuda" else "32-true"
         return replace(start, steps=length, validate_every=every, precision=precision)
@@ -138,7 +131,6 @@ class Lab:
         model: str = "kpp",
         variant: str | None = None,
         *,
-        steps: int | None = None,
         seed: int | None = None,
         **parts: Any,
     ) -> MemoryModel:
@@ -146,7 +138,7 @@ class Lab:
 
         The same call, from this experiment or another one, finds the same run.
         """
-        config = self.config(model, variant, steps=steps, **parts)
+        config = self.config(model, variant, **parts)
         config = replace(config, seed=self.seed if seed is None else seed)
         name = "-".join(filter(None, [config.preset, model, config.variant]))
         run = self.runs / f"{name}-{config.config_hash()[:8]}-s{config.seed}"
@@ -165,9 +157,7 @@ class Lab:
     @staticmethod
     def _finished(run: Path, config: RunConfig) -> bool:
         last = run / "checkpoints" / "last"
-        if not last.exists():
-            return False
-        return read_state(last)["progress"]["step"] >= config.steps
+        return last.exists() and read_state(last)["progress"]["step"] >= config.steps
 
     # Images
 
@@ -229,7 +219,7 @@ def perform(experiment: Experiment, lab: Lab, out: Path, command: str) -> dict[s
     """Run it; write OUT/NAME.json and its pictures; give back the record."""
     began = time.monotonic()
     finding = experiment.run(lab)
-    name = file_stem(experiment.name, lab.preset, lab.quick)
+    name = f"{experiment.name}-{'quick' if lab.quick else lab.preset}"
     record = {
         "schema": 1,
         "kind": "reproduce",
@@ -251,11 +241,6 @@ def perform(experiment: Experiment, lab: Lab, out: Path, command: str) -> dict[s
     }
     write_record(record, out / f"{name}.json")
     return record
-
-
-def file_stem(name: str, preset_name: str, quick: bool) -> str:
-    """What an experiment's files are called, less their ending."""
-    return f"{name}-quick" if quick else f"{name}-{preset_name}"
 
 
 def save_picture(finding: Finding, path: Path) -> list[str]:

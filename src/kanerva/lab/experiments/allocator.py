@@ -86,7 +86,7 @@ def exercise(model: Kpp, images: Pixels) -> tuple[Figures, list[Image.Image]]:
 
 @torch.no_grad()
 def run(lab: Lab) -> Finding:
-    model = lab.trained("kpp", steps=600)
+    model = lab.trained("kpp")
     assert isinstance(model, Kpp)
     images = lab.images(model.config.memory.capacity + len(FREED))
     figures, frames = exercise(model, images)

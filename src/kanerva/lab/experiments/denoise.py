@@ -18,7 +18,7 @@ from kanerva.lab.experiments.measures import clearly_lower, estimate, pm
 from kanerva.lab.harness import About, Figures, Finding, Lab, Pixels
 
 CUES = (*NOISES, "clean")  # the last: what a read costs by itself
-MEMORIES = {"kpp": 600, "kpp-paper": 400, "dkm": 400}  # and the steps of their quick trainings
+MEMORIES = ("kpp", "kpp-paper", "dkm")
 RIVALS = ("vae", "median 3x3")
 STEPS, DRAWN = 10, 6
 
@@ -26,8 +26,8 @@ STEPS, DRAWN = 10, 6
 @torch.no_grad()
 def run(lab: Lab) -> Finding:
     images = lab.images(lab.pick(128, 1024))
-    vae = lab.trained("vae", steps=400)
-    models = {name: lab.trained(name, steps=steps) for name, steps in MEMORIES.items()}
+    vae = lab.trained("vae")
+    models = {name: lab.trained(name) for name in MEMORIES}
     lengths = {name: lab.config(name).episode_length for name in MEMORIES}
     figures: Figures = {
         "images": len(images),

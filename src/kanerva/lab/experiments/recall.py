@@ -63,9 +63,9 @@ def run(lab: Lab) -> Finding:
     images, steps = lab.images(lab.pick(128, 2048)), lab.pick(5, 10)
     options: dict[str, dict[str, Any]] = {"kpp": {}, "kpp-small": {"memory": {"size": SMALL}}}
     models = {
-        name: with_room(lab, lab.trained("kpp", steps=600, **more), lengths[-1], **more)
+        name: with_room(lab, lab.trained("kpp", **more), lengths[-1], **more)
         for name, more in options.items()
-    } | {"dkm": lab.trained("dkm", steps=400)}
+    } | {"dkm": lab.trained("dkm")}
     figures: Figures = {
         "images": len(images),
         "lengths": list(lengths),

@@ -17,7 +17,7 @@ def run(lab: Lab) -> Finding:
     parts = [("true, test images", images[:16])]
     figures: Figures = {}
     for name in MODELS:
-        model = lab.trained(name, steps=600 if name == "kpp" else 400)
+        model = lab.trained(name)
         made = model.reconstruct(images)
         memory = model.write(images, generator=lab.noise("write", name))
         read = model.recall(memory, images, steps=1)[0]

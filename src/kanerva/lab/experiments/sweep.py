@@ -8,7 +8,7 @@ mean and standard deviation; with one seed there is no deviation, and 95 % over 
 import math
 import statistics
 from copy import copy
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import torch
 from matplotlib.figure import Figure
 
 from kanerva.data.splits import fixed_episodes, load_split
-from kanerva.evaluation.bound import Score, bound
+from kanerva.evaluation.bound import bound
 from kanerva.evaluation.controls import holding
 from kanerva.evaluation.costs import memory_size
 from kanerva.evaluation.record import count_reads
@@ -29,6 +29,7 @@ from kanerva.presets import preset
 
 RESULTS = Path("results")  # where records lie, in the working directory
 IMAGES = 1024  # of the test set that a quick version scores; the full one scores it all
+SCORES = ("bound", "paper_style")
 TERMS = ("nll_nats", "recon", "kl_z", "kl_y")
 
 
@@ -71,38 +72,33 @@ def train_and_score(lab: Lab, setting: Setting, chosen: list[int]) -> dict[str, 
     config = lab.config(setting.model, setting.variant, **setting.parts)
     episodes = fixed_episodes(config, load_split(config, "test", lab.data_root), lab.device)
     limit = holding(episodes, IMAGES) if lab.quick else len(episodes)
-    found: dict[str, list[Score]] = {"bound": [], "paper_style": []}
-    models = [
-        lab.trained(setting.model, setting.variant, seed=seed, **setting.parts) for seed in chosen
-    ]
-    for how, scores in found.items():
-        scores += [bound(model, episodes, sample=how == "bound", limit=limit) for model in models]
-    return as_entry(
-        setting,
-        found,
-        variant=config.variant,
-        T=config.episode_length,
-        K=count_reads(config),
-        floats_per_image=memory_size(models[0], config.episode_length)["floats_per_image"],
-        steps=config.steps,
-        images_per_step=config.episode_length * config.batch,
-        seeds=chosen,
-    )
+    length, runs = config.episode_length, []
+    for seed in chosen:
+        model = lab.trained(setting.model, setting.variant, seed=seed, **setting.parts)
+        scores = {how: bound(model, episodes, sample=how == "bound", limit=limit) for how in SCORES}
+        run = {"variant": config.variant, "seed": seed, "T": length, "K": count_reads(config)}
+        run |= {"steps": config.steps, "images_seen": config.steps * config.batch * length}
+        run |= {"memory": memory_size(model, length), "n_images": scores["bound"].n_images}
+        runs.append(run | {how: asdict(score) for how, score in scores.items()})
+    return as_entry(setting, runs)
 
 
-def as_entry(
-    setting: Setting, found: dict[str, list[Score]], *, T: int, K: int, **facts: Any
-) -> dict[str, Any]:
-    """Scores of a setting over seeds, and what they are of; only Kanerva++ has K reads."""
+def as_entry(setting: Setting, runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Runs of a setting, records or as they have it, over seeds; only Kanerva++ has K reads."""
+    first = runs[0]
     return {
         "label": setting.label,
         "model": setting.model,
-        "T": T,
-        "K": K if setting.model in ("kpp", "kpp-paper") else None,
-        **facts,
-        "n_images": found["bound"][0].n_images,
-        "floor": math.log(T),
-        **{how: over_seeds(scores) for how, scores in found.items()},
+        "variant": first["variant"],
+        "T": first["T"],
+        "K": first["K"] if setting.model in ("kpp", "kpp-paper") else None,
+        "floats_per_image": first["memory"]["floats_per_image"],
+        "steps": first["steps"],
+        "images_per_step": first["images_seen"] // first["steps"],
+        "seeds": [run["seed"] for run in runs],
+        "n_images": first["n_images"],
+        "floor": math.log(first["T"]),
+        **{how: over_seeds([run[how] for run in runs]) for how in SCORES},
     }
 
 
@@ -119,24 +115,7 @@ def read_entries(
         mine = [r for r in found if (r["model"], r["variant"]) == named and not r["partial"]]
         if len(mine) < least or len({r["config_hash"] for r in mine}) > 1:
             return None
-        first, names = mine[0], [field.name for field in fields(Score)]
-        scores = {
-            how: [Score(**{k: r[how].get(k, r["n_images"]) for k in names}) for r in mine]
-            for how in ("bound", "paper_style")
-        }
-        entries.append(
-            as_entry(
-                setting,
-                scores,
-                variant=setting.variant,
-                T=first["T"],
-                K=first["K"],
-                floats_per_image=first["memory"]["floats_per_image"],
-                steps=first["steps"],
-                images_per_step=first["images_seen"] // first["steps"],
-                seeds=[r["seed"] for r in mine],
-            )
-        )
+        entries.append(as_entry(setting, mine))
     return entries if len({images_seen(entry) for entry in entries}) == 1 else None
 
 
@@ -145,11 +124,9 @@ def images_seen(entry: dict[str, Any]) -> int:
     return entry["steps"] * entry["images_per_step"]
 
 
-def over_seeds(scores: list[Score]) -> dict[str, Any]:
+def over_seeds(scores: list[dict[str, Any]]) -> dict[str, Any]:
     """Each term's mean and deviation; `kl` is both divergences together."""
-    rows = [asdict(score) for score in scores]
-    for row in rows:
-        row["kl"] = row["kl_z"] + row["kl_y"]
+    rows = [score | {"kl": score["kl_z"] + score["kl_y"]} for score in scores]
     entry: dict[str, Any] = {name: spread([r[name] for r in rows]) for name in (*TERMS, "kl")}
     return entry | {"ci95": statistics.fmean(row["ci95"] for row in rows)}
 

@@ -11,7 +11,7 @@ from typing import Any
 from kanerva.errors import UserError
 from kanerva.evaluation.records import is_resized, read_records
 from kanerva.lab.experiments.measures import pm
-from kanerva.lab.experiments.sweep import RESULTS, Setting, spread, train_and_score
+from kanerva.lab.experiments.sweep import RESULTS, SCORES, Setting, spread, train_and_score
 from kanerva.lab.harness import About, Figures, Finding, Lab
 from kanerva.lab.paper_figures import BITS_PER_DIM, KANERVA_PP, NOT_A_BOUND, TABLE1
 from kanerva.lab.tables import SETS, of_one_config, score_field, unit
@@ -34,7 +34,6 @@ ROWS: dict[str, tuple[str, str, tuple[str | None, ...]]] = {  # row: label, mode
     "no-memory": ("no memory", "no-memory", (None,)),
     "vae": ("VAE", "vae", (None,)),
 }
-SCORES = ("bound", "paper_style")
 NOTHING = "No record of ours on a data set of the paper's: nothing to compare."
 Cells = dict[str, dict[str, Any]]  # by data set and by row
 
