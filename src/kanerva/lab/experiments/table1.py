@@ -72,17 +72,46 @@ def average(alike: list[dict[str, Any]], name: str) -> dict[str, Any]:
     first = alike[0]
     part = score_field(name)
     charged = [r["full_bound"][part] for r in alike if "full_bound" in r]
+    unwritten = [one[part] for r in alike if (one := r["controls"].get("left_out"))]
     return {
         "variant": first["variant"],
         "seeds": [r["seed"] for r in alike],
         "T": first["T"],
         "floats_per_image": first["memory"]["floats_per_image"],
-        "n_images": first["n_images"],
         "partial": first["partial"],
-        "images_seen": first.get("images_seen"),
         **{how: spread([r[how][part] for r in alike]) for how in SCORES},
         "with_memory_kl": spread(charged) if charged else None,
+        "left_out": spread(unwritten) if unwritten else None,
     }
+
+
+HEADLINE = {  # what a row of the first screen says, its row here and its score
+    "`kpp-paper`, the paper as printed, {floats:g} floats an image": ("kpp-paper", "bound"),
+    "a VAE with that encoder and decoder": ("vae", "bound"),
+    "**`kpp`, ours**, {floats:g} floats an image": ("kpp", "bound"),
+    "the same, asked for an image that was not written": ("kpp", "left_out"),
+    "`kpp`, {floats:g} floats an image, rounded to int8": ("kpp-48-int8", "bound"),
+}
+
+
+def headline(records: list[dict[str, Any]]) -> str:
+    """The one table of a first screen, as Markdown: what an image costs given its memory."""
+    whole = [r for r in records if r["split"] == "test" and not r["partial"]]
+    names = [name for name in KANERVA_PP if any(r["preset"] == name for r in records)]
+    cells = collect_cells(whole, names)
+    rows = [
+        ["", *(f"{SETS[name]}, {unit(name).removesuffix('/image')}" for name in names)],
+        ["---", *("---:" for _ in names)],
+        ["Kanerva++ in the paper", *(f"≤ {KANERVA_PP[name]:.2f}" for name in names)],
+    ]
+    for label, (row, how) in HEADLINE.items():
+        found = [cells[name][row] for name in names]
+        floats = [cell["floats_per_image"] for cell in found if cell]
+        if floats:
+            bold = "**" if label.startswith("**") else ""
+            costs = [f"{bold}{cell[how]['mean']:.2f}{bold}" if cell else "–" for cell in found]
+            rows.append([label.format(floats=floats[0]), *costs])
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def train_cells(lab: Lab) -> Cells:
