@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from kanerva.training.step import Form
 
 Measurement = Literal["throughput", "agreement", "quality"]
+Options = dict[str, Any]
 Row = dict[str, Any]  # of a record
 STEPS = {"cuda": 30, "cpu": 3}  # of a window
 PRECISION = {"cuda": "bf16-mixed", "cpu": "32-true"}
@@ -65,7 +66,7 @@ def make_parser(words: list[str]) -> Parser:
     return parser
 
 
-def run(options: dict[str, Any], words: list[str]) -> int:
+def run(options: Options, words: list[str]) -> int:
     """Measure, print a table, file a record."""
     require_at_least(options, 1, "images", "steps", "every")
     what = options["what"]
@@ -102,9 +103,7 @@ def run(options: dict[str, Any], words: list[str]) -> int:
     return 0
 
 
-def measure_throughput(
-    options: dict[str, Any], device: "torch.device", config: RunConfig
-) -> list[Row]:
+def measure_throughput(options: Options, device: "torch.device", config: RunConfig) -> list[Row]:
     from kanerva.evaluation.costs import flop_per_image
     from kanerva.lab.benchmark.throughput import throughput
     from kanerva.lab.benchmark.timing import matrix_rate
@@ -128,9 +127,7 @@ def measure_throughput(
     return rows
 
 
-def measure_agreement(
-    options: dict[str, Any], device: "torch.device", config: RunConfig
-) -> list[Row]:
+def measure_agreement(options: Options, device: "torch.device", config: RunConfig) -> list[Row]:
     import torch
 
     from kanerva.data.splits import load_split
@@ -148,9 +145,7 @@ def measure_agreement(
     return agreement(config, forms, fabric, episodes, options["steps"] or 100)
 
 
-def measure_quality(
-    options: dict[str, Any], device: "torch.device", config: RunConfig
-) -> list[Row]:
+def measure_quality(options: Options, device: "torch.device", config: RunConfig) -> list[Row]:
     from kanerva.lab.benchmark.quality import time_to_bound
     from kanerva.training.step import form_of
 
@@ -170,7 +165,7 @@ def measure_quality(
     return [row | {"form": form, "note": note}]
 
 
-def bound_to_reach(options: dict[str, Any], preset_name: str) -> float:
+def bound_to_reach(options: Options, preset_name: str) -> float:
     """`--until`, or what the paper reports for its model, where it does so in nats."""
     from kanerva.lab.paper_figures import BITS_PER_DIM, KANERVA_PP
 
@@ -188,7 +183,7 @@ MEASURES = {
 }
 
 
-def make_configs(options: dict[str, Any], device: str) -> list[RunConfig]:
+def make_configs(options: Options, device: str) -> list[RunConfig]:
     """Every combination of what was asked for, each once."""
     models = options["model"].split(",")
     for option, name in SWEPT.items():
@@ -231,7 +226,7 @@ def equal_side(config: RunConfig, rows: int) -> int | None:
     return None if memory is None else round((rows * RowsConfig.width / memory.channels) ** 0.5)
 
 
-def parse_numbers(options: dict[str, Any], name: str) -> list[int | None]:
+def parse_numbers(options: Options, name: str) -> list[int | None]:
     """The whole numbers of an option; one None if it was not given."""
     text = options[name]
     if text is None:
@@ -243,7 +238,7 @@ def parse_numbers(options: dict[str, Any], name: str) -> list[int | None]:
     return [int(part) for part in parts]
 
 
-def choose_forms(options: dict[str, Any], device: "torch.device") -> "list[Form]":
+def choose_forms(options: Options, device: "torch.device") -> "list[Form]":
     """The forms asked for, or all that run here. Eager comes first: the others are compared to
     it."""
     from kanerva.training.step import form_of

@@ -153,8 +153,8 @@ def _bars(axes: Axes, rows: list[dict[str, Any]]) -> None:
         found.setdefault(name, {}).setdefault(row["form"], row["images_per_s"] / 1e3)
     for number, forms in enumerate(found.values()):
         for place, (form, rate) in enumerate(forms.items()):
-            label = {} if number else {"label": form}
-            bar = axes.bar(number + 0.27 * (place - 1), rate, 0.25, color=COLOURS[form], **label)
+            look: Any = {"color": COLOURS[form], "label": "" if number else form}
+            bar = axes.bar(number + 0.27 * (place - 1), rate, 0.25, **look)
             axes.bar_label(bar, fmt="%.0f", fontsize=8)
     axes.set_xticks(range(len(found)), list(found))
     axes.margins(y=0.12)

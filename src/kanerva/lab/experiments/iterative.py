@@ -159,9 +159,9 @@ def draw(figures: Figures, pictures: dict[str, Float[Tensor, "R S C H W"]]) -> F
     counts = [f"{found['images']} of {name}" for name, found in figures["models"].items()]
     said = f"below: means and standard errors over pictures, {', '.join(counts)}"
     figure = plots.canvas(14.0, 9.6, said)
-    above = [name for name in pictures for _ in MEASURES]  # two above three
-    below = [what for what in MEASURES for _ in pictures]
-    panels = figure.subplot_mosaic([above, below], height_ratios=(1.5, 1))
+    layout: Any = [[name for name in pictures for _ in MEASURES]]  # two above three
+    layout.append([what for what in MEASURES for _ in pictures])
+    panels = figure.subplot_mosaic(layout, height_ratios=(1.5, 1))
     steps = range(figures["steps"] + 1)
     for name, rows in pictures.items():
         plots.gallery(panels[name], rows, [], [str(step) for step in steps])
@@ -170,7 +170,7 @@ def draw(figures: Figures, pictures: dict[str, Float[Tensor, "R S C H W"]]) -> F
     for what in MEASURES:
         axes = panels[what]
         for name, found in figures["models"].items():
-            look = {"color": plots.COLOURS[name], "label": title(name, found)}
+            look: Any = {"color": plots.COLOURS[name], "label": title(name, found)}
             plots.draw_line(axes, steps, found[what], marker=".", **look)
             look |= {"label": f"{name}, written ones recalled"}
             axes.axhline(found["written"][what]["mean"], linestyle=":", **look)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from kanerva.distributions import as_normal
@@ -81,12 +81,12 @@ def cell_of(points: Float[Tensor, "*n 2"], cells: int) -> Tensor:
 
 def histogram(places: Float[Tensor, "cues n 2"], cells: int) -> Float[Tensor, "cues c"]:
     """The share of some places in each cell."""
-    index = cell_of(places, cells)
-    ones = torch.ones(index.shape, device=places.device)
-    return (
-        torch.zeros(len(index), cells**2, device=places.device).scatter_add(1, index, ones)
-        / index.shape[1]
-    )
+    return count_shares(cell_of(places, cells), cells**2)
+
+
+def count_shares(index: Int[Tensor, "cues n"], cells: int) -> Float[Tensor, "cues c"]:
+    ones = torch.ones(index.shape, device=index.device)
+    return ones.new_zeros(len(index), cells).scatter_add(1, index, ones) / index.shape[1]
 
 
 def total_variation(
@@ -101,5 +101,4 @@ def draw_independently(
 ) -> Float[Tensor, "cues c"]:
     """Shares of so many independent draws."""
     drawn = torch.multinomial(masses, count, replacement=True, generator=generator)
-    ones = torch.ones_like(drawn, dtype=masses.dtype)
-    return torch.zeros_like(masses).scatter_add(1, drawn, ones) / count
+    return count_shares(drawn, masses.shape[1])

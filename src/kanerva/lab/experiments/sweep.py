@@ -194,7 +194,7 @@ def seeds_of(entry: dict[str, Any]) -> str:
 
 def rows(entries: list[dict[str, Any]]) -> list[str]:
     """Entries as a table."""
-    lines = [",T,K,floats,bound,recon,KL z,KL y,(paper_style)".split(",")]
+    lines = [["", "T", "K", "floats", "bound", "recon", "KL z", "KL y", "(paper_style)"]]
     for entry in entries:
         facts = [entry["label"], entry["T"], entry["K"] or "-", f"{entry['floats_per_image']:.0f}"]
         terms = [pm(entry["bound"][term], 2) for term in TERMS]
@@ -235,7 +235,7 @@ def draw_sweep(
             (right, "kl", ", KL z + KL y", "-"),
             (right, "kl_y", ", KL y", ":"),
         ):
-            look = {"label": model + label, "color": plots.COLOURS[model], "ls": style}
+            look: Any = {"label": model + label, "color": plots.COLOURS[model], "ls": style}
             plots.draw_line(axes, places, [entry["bound"][term] for entry in entries], **look)
         left.plot(places, [entry["floor"] for entry in entries], "k--", lw=1)
     for axes, title in ((left, "test bound; dashes: its floor ln T"), (right, "its divergences")):

@@ -195,7 +195,8 @@ def verdict(figures: Figures) -> str:
 
 def table(figures: Figures) -> list[str]:
     """A row for each target and sampler."""
-    rows = ["target,sampler,step,accepted,ESS/1000,off,draws,home,of".split(",")]
+    heads = "target,sampler,step,accepted,ESS/1000,off,draws,home,of"
+    rows = [list[str](heads.split(","))]
     for label, samplers in figures["targets"].items():
         for name, one in samplers.items():
             start = [f"{one['step']:.3f}", f"{one['acceptance']:.2f}"]
@@ -225,7 +226,7 @@ def draw_walk(
     """The density of one cue's key, given as masses on a grid; chains over what the memory shows at
     every place; below, the cue, its image, and pictures along each chain."""
     figure = canvas(11.5, 7.2)
-    layout = [["density", *paths], ["along"] * (1 + len(paths))]
+    layout: Any = [["density", *paths], ["along"] * (1 + len(paths))]
     panels = figure.subplot_mosaic(layout, height_ratios=(3.6, 1.9))
     side = math.isqrt(len(exact))
     panels["density"].imshow(exact.view(side, side).cpu().numpy(), extent=BOX, cmap="magma")
