@@ -87,7 +87,7 @@ def config_of(name: str) -> ModelConfig:
     """A tiny config of a model; colour is 10x7 and 8-bit."""
     name, *kind = name.split()
     cls, groups = MODEL_CONFIGS[name], dict(GROUPS[name])
-    shifted = cls.__dataclass_fields__["encoder"].default_factory()
+    shifted = cls().encoder
     if hasattr(shifted, "shift"):
         groups["encoder"] = replace(shifted, width=8)
     config = cls(

@@ -157,6 +157,13 @@ class KppDecoderConfig(OptionGroup):
     near_width: int = 128
     """Features of each pixel in that context."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.neighbours and self.near_width != KppDecoderConfig.near_width:
+            raise UserError(
+                f"decoder.near-width={self.near_width} needs decoder.neighbours above 0"
+            )
+
 
 @dataclass(frozen=True, kw_only=True)
 class GridConfig(MapConfig):

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from kanerva.config.checks import OptionGroup, require_positive
@@ -70,14 +70,14 @@ class RunConfig:
     """A training run."""
 
     config_version: ClassVar[int] = 1
-    model: ModelConfig = field(default_factory=KppConfig)
+    model: ModelConfig = KppConfig()
     """The model, by name; its options stand beside the run's own."""
     preset: str = "glyphs"
     """The data set whose settings the run starts from."""
     variant: str | None = None
     """kpp: which settings of a preset, store or generate."""
-    data: DataConfig = field(default_factory=DataConfig)
-    optim: OptimConfig = field(default_factory=OptimConfig)
+    data: DataConfig = DataConfig()
+    optim: OptimConfig = OptimConfig()
     episode_length: int = 32
     """T, images of an episode. ours: the paper trains between 5 and 64 (§4.3)."""
     batch: int = 8
