@@ -16,7 +16,7 @@ from kanerva.data.splits import fixed_episodes, load_split
 from kanerva.distributions import DiagonalNormal
 from kanerva.errors import UserError
 from kanerva.evaluation.bound import bound
-from kanerva.evaluation.controls import left_out
+from kanerva.evaluation.controls import control
 from kanerva.memory.heap import Memory
 from kanerva.models.loading import load
 from kanerva.models.rivals import vma
@@ -645,7 +645,7 @@ def test_a_short_run_on_glyphs_copies_what_it_holds(
         train(config, tmp_path)
     model = load(tmp_path)
     episodes = fixed_episodes(config, load_split(config, "validation", None), model.device)
-    own, without = bound(model, episodes, limit=8), left_out(model, episodes, 8)
+    own, without = bound(model, episodes, limit=8), control("left_out", model, episodes, 8)
     fresh = bound(VariationalMemoryAddressing(model.config).eval(), episodes, limit=8)
     assert without is not None
     assert own.nll_nats < 0.5 * fresh.nll_nats and own.nll_nats < without.nll_nats - 40
