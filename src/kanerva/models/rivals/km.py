@@ -22,6 +22,7 @@ from kanerva.config import DkmConfig, KmConfig
 from kanerva.decoder import Decoder
 from kanerva.distributions import DiagonalNormal
 from kanerva.encoder import EpisodeEncoder
+from kanerva.layers.dense import one_hidden
 from kanerva.memory.heap import Memory
 from kanerva.models.base import Images
 from kanerva.models.latent import LatentModel
@@ -147,12 +148,8 @@ class KanervaMachine(MatrixMachine):
         rows, hidden, embedding = config.rows, config.keys.hidden, self.encoder.features
         self.code = nn.Linear(embedding, 2 * rows.width)
         # ours: one hidden layer each; the paper says "multi-layer perceptron"
-        self.keys = nn.Sequential(
-            nn.Linear(embedding, hidden), nn.SiLU(), nn.Linear(hidden, 2 * rows.address)
-        )
-        self.to_address = nn.Sequential(
-            nn.Linear(rows.address, hidden), nn.SiLU(), nn.Linear(hidden, rows.address)
-        )
+        self.keys = one_hidden(embedding, hidden, 2 * rows.address)
+        self.to_address = one_hidden(rows.address, hidden, rows.address)
         self.table = nn.Parameter(torch.randn(rows.count, rows.address))  # A', one row of M each
 
     @property

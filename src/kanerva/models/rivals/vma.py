@@ -29,14 +29,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from kanerva.memory.heap import Memory
-from kanerva.models.base import (
-    Images,
-    LogWeights,
-    Near,
-    Observed,
-    all_but_one,
-)
+from kanerva.models.base import Images, LogWeights, Near, Observed, all_but_one
 from kanerva.models.rivals.templates import (
+    Hidden,
     LogChances,
     PerDraw,
     Templates,
@@ -83,51 +78,52 @@ class VariationalMemoryAddressing(TemplateModel):
         """
         episode = self.as_pixels(images)
         seen = self.encoder(episode)
-        if memory is None:
-            held = Templates(episode, seen)
-        else:
+        held = Templates(episode, seen)
+        if memory is not None:
             held = self.templates(self.as_maps(memory, images))
-        log_q, log_p = self.address_posterior(seen, held), self.address_prior(held, seen.shape[1])
-        terms = self._terms(episode, seen, held, log_q, log_p, sample, generator)
-        return terms if images.ndim == 5 else terms[0]
+        log_q = self.address_posterior(seen, held)
+        return self._terms(images, seen, held, log_q, sample=sample, generator=generator)
 
     def _terms(
         self,
-        episode: Episode,
+        images: Images,
         seen: Embedding,
         held: Templates,
         log_q: LogChances,
-        log_p: LogChances,
-        sample: bool,
+        hidden: Hidden | None = None,
+        *,
+        sample: bool = True,
         generator: Noise,
     ) -> ElboTerms:
+        """The bound of images as they were passed, given where each looks for its template."""
+        episode = self.as_episodes(images)
         batch, length = episode.shape[:2]
         noise = self._noise(batch, length, generator) if sample else None
-        key_kl = categorical_kl(log_q, log_p)
-        likelihoods: list[Tensor] = []
-        divergences: list[Tensor] = []
-
-        def look(read: Templates) -> None:
+        all_of_them = len(held) <= ENUMERATED
+        if all_of_them:
+            reads = [held.only(a, length) for a in range(len(held))]
+        elif sample:
+            reads = [held.at(sample_addresses(log_q, generator)) for _ in range(DRAWS)]
+        else:
+            reads = [held.at(log_q.argmax(dim=-1))]
+        likelihoods, divergences = [], []
+        for read in reads:
             reading = self.infer(seen, read, noise)
             output = self.decode(reading.readout, read)
             likelihoods.append(self.likelihood.log_prob(output, episode))
             divergences.append(reading.posterior.kl(reading.prior))
 
-        if len(held) <= ENUMERATED:
-            for a in range(len(held)):
-                look(held.only(a, length))
-            return ElboTerms(
-                log_likelihood=expected(log_q, torch.stack(likelihoods, dim=-1)),
-                readout_kl=expected(log_q, torch.stack(divergences, dim=-1)),
-                key_kl=key_kl,
-            )
-        for _ in range(DRAWS if sample else 1):
-            look(held.at(sample_addresses(log_q, generator) if sample else log_q.argmax(dim=-1)))
-        return ElboTerms(
-            log_likelihood=torch.stack(likelihoods).mean(dim=0),
-            readout_kl=torch.stack(divergences).mean(dim=0),
-            key_kl=key_kl,
+        def average(values: list[Tensor]) -> Tensor:
+            if all_of_them:
+                return expected(log_q, torch.stack(values, dim=-1))
+            return torch.stack(values).mean(dim=0)
+
+        terms = ElboTerms(
+            log_likelihood=average(likelihoods),
+            readout_kl=average(divergences),
+            key_kl=categorical_kl(log_q, self.address_prior(held, length, hidden)),
         )
+        return terms if images.ndim == 5 else terms[0]
 
     # Training
 
@@ -294,9 +290,7 @@ class VariationalMemoryAddressing(TemplateModel):
         seen = self.encoder(episode)  # without temporal shift: each image by itself
         held = Templates(episode, seen)
         log_q = self.address_posterior(seen, held, hidden)
-        log_p = self.address_prior(held, len(held), hidden)
-        terms = self._terms(episode, seen, held, log_q, log_p, True, generator)
-        return terms if images.ndim == 5 else terms[0]
+        return self._terms(images, seen, held, log_q, hidden, generator=generator)
 
     def permuted(self, images: Images, *, generator: Noise = None) -> ElboTerms:
         """Each image read where its neighbour's q(a) points (a control)."""
@@ -304,6 +298,4 @@ class VariationalMemoryAddressing(TemplateModel):
         seen = self.encoder(episode)
         held = Templates(episode, seen)
         log_q = self.address_posterior(seen, held).roll(1, dims=1)
-        log_p = self.address_prior(held, len(held))
-        terms = self._terms(episode, seen, held, log_q, log_p, True, generator)
-        return terms if images.ndim == 5 else terms[0]
+        return self._terms(images, seen, held, log_q, generator=generator)

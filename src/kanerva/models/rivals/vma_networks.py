@@ -13,6 +13,7 @@ from kanerva.decoder import Decoder
 from kanerva.distributions import DiagonalNormal, as_normal, as_uniform
 from kanerva.encoder import EpisodeEncoder
 from kanerva.errors import UserError
+from kanerva.layers.dense import one_hidden
 from kanerva.memory.heap import Memory
 from kanerva.models.base import Handles, MemoryModel
 from kanerva.models.rivals.templates import (
@@ -51,20 +52,12 @@ class TemplateModel(MemoryModel):
         readout, hidden = config.readout, config.keys.hidden
         self.encoder = EpisodeEncoder(config.encoder, channels)
         features = self.encoder.features
-        self.score = nn.Sequential(nn.Linear(features, hidden), nn.SiLU(), nn.Linear(hidden, 1))
+        self.score = one_hidden(features, hidden, 1)
         self.query, self.key = nn.Linear(features, hidden), nn.Linear(features, hidden)
         self.key.load_state_dict(self.query.state_dict())  # like finds like from the first step
         self.log_scale = nn.Parameter(torch.full((1,), math.log(10.0)))
-        self.prior = nn.Sequential(
-            nn.Linear(features, readout.hidden),
-            nn.SiLU(),
-            nn.Linear(readout.hidden, 2 * readout.size),
-        )
-        self.posterior = nn.Sequential(
-            nn.Linear(2 * features, readout.hidden),
-            nn.SiLU(),
-            nn.Linear(readout.hidden, 2 * readout.size),
-        )
+        self.prior = one_hidden(features, readout.hidden, 2 * readout.size)
+        self.posterior = one_hidden(2 * features, readout.hidden, 2 * readout.size)
         outputs = self.likelihood.outputs(channels)
         self.told = nn.Linear(features, readout.size)
         self.decoder = Decoder(config.decoder, 2 * readout.size, outputs + 1, height, width)
