@@ -15,15 +15,7 @@ import torch
 from kanerva.data import FixedEpisodes, ImageSet, TrainingEpisodes, mazes
 from kanerva.data.images import split_of
 from kanerva.data.loading import fetch, is_present, load
-from kanerva.data.maze_rendering import (
-    FRAMES,
-    opengl,
-    pack,
-    paint_rooms,
-    painters,
-    render,
-    unpack,
-)
+from kanerva.data.maze_rendering import FRAMES, opengl, pack, paint_rooms, render, unpack
 from kanerva.data.maze_walks import STEP, SWAY, TURN, shortest_way, smooth_way, walk
 from kanerva.data.mazes import PATHS, load_frames, read_mazes, write_mazes
 from kanerva.errors import UserError
@@ -377,11 +369,9 @@ def drawn() -> dict[str, list[bytes]]:
 
 @rendering
 def test_frames_are_the_same_whoever_draws_them(drawn: dict[str, list[bytes]]):
-    assert render(0, {"train": 2, "test": 1}, frames=8, workers=2) == drawn
-    with painters(1) as paint:  # by itself, in a process that drew nothing else before
-        (alone,) = paint([(0, "train", 1, 8)])
-        (other,) = paint([(1, "train", 1, 8)])
-    assert alone == drawn["train"][1] and other != alone
+    for workers in (2, 3):  # three: each in a process that drew nothing else before
+        assert render(0, {"train": 2, "test": 1}, frames=8, workers=workers) == drawn
+    assert render(1, {"train": 1}, frames=8, workers=1)["train"][0] != drawn["train"][0]
 
 
 @rendering
