@@ -236,7 +236,7 @@ def latents(
         reading = model.infer(features, held.at(address), torch.randn(shape, generator=noise))
         chance = log_q.gather(-1, address[..., None])[..., 0]
         keys = model.keys_of(address, images.shape[1])
-        return maps, keys, reading.readout, chance + reading.posterior.log_prob(reading.readout)
+        return maps, keys, reading.readout, chance + reading.log_posterior
     assert isinstance(model, LatentModel)
     maps, posterior = model.write_episode(images, features, generator=noise)
     keys = posterior.sample(noise)

@@ -83,7 +83,8 @@ class Templates:
     def at(self, addresses: Addresses) -> "Templates":
         """Those at some addresses, one for each. Embeddings as a product: the gradient of that is
         the same on every run."""
-        pixels = pixels_at(self.pixels, addresses)
+        index = addresses[..., None, None, None].expand(-1, -1, *self.pixels.shape[2:])
+        pixels = self.pixels.gather(1, index)
         chosen = addresses[..., None] == torch.arange(len(self), device=addresses.device)
         return Templates(pixels, chosen.to(self.embedding.dtype) @ self.embedding)
 
@@ -91,14 +92,6 @@ class Templates:
         """One of them for all images of an episode."""
         pixels = self.pixels[:, a : a + 1].expand(-1, length, -1, -1, -1)
         return Templates(pixels, self.embedding[:, a : a + 1].expand(-1, length, -1))
-
-
-def pixels_at(
-    pixels: Float[Tensor, "B M C H W"], addresses: Addresses
-) -> Float[Tensor, "B N C H W"]:
-    """The images at some addresses."""
-    index = addresses[..., None, None, None].expand(-1, -1, *pixels.shape[2:])
-    return pixels.gather(1, index)
 
 
 def own_hidden(length: int, device: torch.device) -> Hidden:

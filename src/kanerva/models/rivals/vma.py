@@ -49,8 +49,7 @@ from kanerva.models.terms import ElboTerms, JointDensity
 from kanerva.seeding import Noise, as_generator
 from kanerva.shapes import Embedding, Episode, MemoryMap, PerImage, Readout
 
-ENUMERATED = 64  # ours: a bound sums over all addresses of a memory of at most so many templates
-DRAWS = 4  # k: samples of (a, z) in VIMCO's objective, and in bounds where there are more templates
+DRAWS = 4  # k: samples of (a, z) in VIMCO's objective
 
 
 class VariationalMemoryAddressing(TemplateModel):
@@ -72,9 +71,8 @@ class VariationalMemoryAddressing(TemplateModel):
         templates or any others.
 
         Exact in a: every image is decoded once for each template, T * T decodes for an episode.
-        That is done for at most 64 templates; given more, `DRAWS` addresses stand for the sum (the
-        likeliest one, with `sample=False`), and KL[q(a) || p(a | M)] remains exact. One sample of
-        z, its noise the same at every template; `sample=False` takes its mean (not a bound).
+        One sample of z, its noise the same at every template; `sample=False` takes its mean (not a
+        bound).
         """
         episode = self.as_pixels(images)
         seen = self.encoder(episode)
@@ -99,28 +97,16 @@ class VariationalMemoryAddressing(TemplateModel):
         episode = self.as_episodes(images)
         batch, length = episode.shape[:2]
         noise = self._noise(batch, length, generator) if sample else None
-        all_of_them = len(held) <= ENUMERATED
-        if all_of_them:
-            reads = [held.only(a, length) for a in range(len(held))]
-        elif sample:
-            reads = [held.at(sample_addresses(log_q, generator)) for _ in range(DRAWS)]
-        else:
-            reads = [held.at(log_q.argmax(dim=-1))]
         likelihoods, divergences = [], []
-        for read in reads:
+        for a in range(len(held)):
+            read = held.only(a, length)
             reading = self.infer(seen, read, noise)
             output = self.decode(reading.readout, read)
             likelihoods.append(self.likelihood.log_prob(output, episode))
-            divergences.append(reading.posterior.kl(reading.prior))
-
-        def average(values: list[Tensor]) -> Tensor:
-            if all_of_them:
-                return expected(log_q, torch.stack(values, dim=-1))
-            return torch.stack(values).mean(dim=0)
-
+            divergences.append(reading.kl)
         terms = ElboTerms(
-            log_likelihood=average(likelihoods),
-            readout_kl=average(divergences),
+            log_likelihood=expected(log_q, torch.stack(likelihoods, dim=-1)),
+            readout_kl=expected(log_q, torch.stack(divergences, dim=-1)),
             key_kl=categorical_kl(log_q, self.address_prior(held, length, hidden)),
         )
         return terms if images.ndim == 5 else terms[0]
@@ -152,18 +138,16 @@ class VariationalMemoryAddressing(TemplateModel):
         likelihood = self.likelihood.log_prob(output, many(episode))
         log_chance = at(address, q)
         weights = likelihood + at(address, p) - log_chance
-        weights = weights + reading.prior.log_prob(reading.readout)
-        weights = weights - reading.posterior.log_prob(reading.readout)
+        weights = weights + reading.log_prior - reading.log_posterior
 
         def apart(value: Float[Tensor, "B N"]) -> PerDraw:
             return value.unflatten(1, (DRAWS, length)).transpose(0, 1)
 
         parts = apart(weights), apart(log_chance)
         objective = (vimco(*parts) + one_sample(*parts)) / 2
-        divergence = reading.posterior.kl(reading.prior)
         terms = ElboTerms(
             log_likelihood=apart(likelihood).mean(0).detach() + objective - objective.detach(),
-            readout_kl=apart(divergence).mean(0).detach(),
+            readout_kl=apart(reading.kl).mean(0).detach(),
             key_kl=categorical_kl(log_q, log_p).detach(),
         )
         return terms.by_name()
@@ -276,8 +260,7 @@ class VariationalMemoryAddressing(TemplateModel):
             noise = self._noise(batch, length, generator)
             reading = self.infer(seen, held.at(address), noise)
             joint = self._joint(episode, held, address, reading.readout)
-            log_chance = at(address, log_q) + reading.posterior.log_prob(reading.readout)
-            return joint.total - log_chance
+            return joint.total - (at(address, log_q) + reading.log_posterior)
 
         return draw
 

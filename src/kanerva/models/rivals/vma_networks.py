@@ -1,7 +1,6 @@
 """The networks of `vma`: a memory that is a list of templates; p and q of reading one of them."""
 
 import math
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -22,22 +21,13 @@ from kanerva.models.rivals.templates import (
     LogChances,
     Templates,
     hide,
-    pixels_at,
 )
+from kanerva.readout import Reading
 from kanerva.seeding import Noise, normal
 from kanerva.shapes import DecoderOutput, Embedding, MemoryMap, Readout
 
 _SHARPEST = math.log(100.0)  # ours: of the learned scale of cosines
 _WHOLE: dict[str, int] = {"bernoulli": 1, "logistic_mixture": 8}  # bits of a channel's pixel
-
-
-@dataclass(frozen=True)
-class Reading:
-    """z at one template for each image: p's normal, q's, and a value drawn from q."""
-
-    prior: DiagonalNormal
-    posterior: DiagonalNormal
-    readout: Readout
 
 
 class TemplateModel(MemoryModel):
@@ -106,11 +96,6 @@ class TemplateModel(MemoryModel):
         """The key in the middle of a template's part."""
         return as_normal((2 * addresses[..., None] + 1) / count - 1)
 
-    def traces(self, maps: MemoryMap, keys: Float[Tensor, "B T 1"]) -> Float[Tensor, "B T C H W"]:
-        """The templates that keys point at."""
-        images = self.images_of(maps)
-        return pixels_at(images, self.addresses_of(keys, images.shape[1]))
-
     def read(
         self,
         memory: Memory,
@@ -169,7 +154,8 @@ class TemplateModel(MemoryModel):
         said = DiagonalNormal.from_network(self.posterior(both))
         mean, log_std = prior.mean + prior.std * said.mean, prior.log_std + said.log_std
         posterior = DiagonalNormal(mean, log_std)
-        return Reading(prior, posterior, mean if noise is None else mean + posterior.std * noise)
+        readout = mean if noise is None else mean + posterior.std * noise
+        return Reading([readout], [prior], [posterior])
 
     def decode(self, readout: Readout, read: Templates) -> DecoderOutput:
         """p(x | z, m_a): z and the template's embedding, and its pixels as far as a map of the
