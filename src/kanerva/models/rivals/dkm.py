@@ -1,10 +1,5 @@
 """`dkm`, the Dynamic Kanerva Machine (Wu, Wayne, Gregor, Lillicrap 2018): addresses are solved for.
 
-    memory = model.write(images)                # one code after another, where it fits best
-    steps = model.recall(memory, noisy)         # attractor dynamics: encode, find, decode
-    samples = model.generate(memory, 64)        # addresses from the prior
-    terms = model.elbo(images)                  # given one M ~ q(M | X) for the whole episode
-
 The generative side is p(w) = N(0, 1) over the K rows, z = w M and p(x | z): no noise on z, so no
 KL(z). q(w | x, M) is centred on the w that explains the image's code best, a ridge regression.
 `dkm-tsm` is the same with the encoder of Kanerva++, whose images see their neighbours.

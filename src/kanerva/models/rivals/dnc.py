@@ -1,10 +1,5 @@
 """`dnc`: the differentiable neural computer (Graves et al. 2016) as the memory of an episode.
 
-    memory = model.write(images)                # a controller writes one code after another
-    steps = model.recall(memory, noisy)
-    samples = model.generate(memory, 64)
-    terms = model.elbo(images)
-
 Content addressing, allocation by usage, temporal links and several read heads are the paper's
 (`dnc_access.py`); the encoder, the decoder and the bound are those of the other models. The
 generative side is p(y) = N(0, 1), p(z | reads, y) and p(x | z). What it reads of an episode is the

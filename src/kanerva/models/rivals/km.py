@@ -1,10 +1,5 @@
 """`km`, the Kanerva Machine (Wu, Wayne, Graves, Lillicrap 2018): a memory that is a random matrix.
 
-    memory = model.write(images)                # Bayes' rule: q(M | X), and one M drawn from it
-    steps = model.recall(memory, noisy)         # an address from the picture, a read, a picture
-    samples = model.generate(memory, 64)        # addresses from the prior
-    terms = model.elbo(images)                  # given one M ~ q(M | X) for the whole episode
-
 The generative side is p(y) = N(0, 1), an address w = f(y) A', p(z | y, M) = N(w M, sigma^2) and
 p(x | z). Its M is a latent too, with a learned prior. `elbo` bounds E_q[-ln p(X | M)] / T, the
 conditional score of the papers' tables, and leaves KL[q(M | X) || p(M)] / T to `memory_kl`;
@@ -75,10 +70,6 @@ class MatrixMachine(LatentModel):
     @abstractmethod
     def addresses(self, embedding: Embedding, codes: Codes) -> Addresses:
         """Where it is written, in float32."""
-
-    @abstractmethod
-    def traces(self, maps: MemoryMap, keys: Vectors) -> Codes:
-        """w M, a mix of rows."""
 
     def extra_loss(self, episode: Episode, embedding: Embedding) -> Float[Tensor, ""]:
         """What else training minimises."""
@@ -182,6 +173,7 @@ class KanervaMachine(MatrixMachine):
     # Read
 
     def traces(self, maps: MemoryMap, keys: Vectors) -> Codes:
+        """w M, a mix of rows."""
         addresses = self.weights(keys)
         with torch.autocast(maps.device.type, enabled=False):
             return addresses @ maps[:, 0].float()

@@ -1,10 +1,6 @@
 """`no-memory`: the paper's ablation (§4.2). The readout's prior comes from the episode's pooled
 embedding by a dense net as large as writer, key network and readout prior together.
 
-    memory = model.write(images)                # the pooled embedding: all p sees of an episode
-    samples = model.generate(memory, 64)
-    terms = model.elbo(images)
-
 The pooled embedding counts as memory: p(z | mean_t E) bounds -ln p(x | that vector). A prior made
 from a sample's own embedding would bound -ln p(x_t | e_t) only, whose floor is 0.
 """

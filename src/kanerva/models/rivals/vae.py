@@ -1,8 +1,5 @@
 """`vae`: no memory at all. p(z) = N(0, 1), p(x | z), q(z | x) (App. C).
 
-    samples = model.generate(None, 64)
-    terms = model.elbo(images)                  # a bound on -ln p(x), each image by itself
-
 What a memory must beat. It has the paper's encoder, without temporal shift, and its decoder.
 """
 

@@ -1,10 +1,5 @@
 """`vma`: Variational Memory Addressing (Bornschein, Mnih, Zoran, Rezende 2017).
 
-    memory = model.write(images)                # the images themselves, every pixel
-    terms = model.elbo(images)                  # a sum over all addresses, in nats
-    terms = model.left_out(images)              # each image among the others' templates
-    samples = model.generate(memory, 64)        # pick a template, vary it
-
 A memory is a list of templates m_1 .. m_T, and a read is one discrete choice among them:
 
     p(x | M) = sum_a p(a | M) integral p(z | m_a) p(x | z, m_a) dz
