@@ -57,20 +57,6 @@ class Outcome:
     best_nll: float | None
 
 
-@dataclass(frozen=True)
-class Due:
-    """What is to follow a step."""
-
-    row: bool  # of metrics.csv
-    line: bool
-    validation: bool
-    save: bool  # because the last is long ago
-
-    @property
-    def anything(self) -> bool:
-        return self.row or self.line or self.validation or self.save
-
-
 def train(
     config: RunConfig,
     run: Path,
@@ -190,15 +176,20 @@ class Trainer:
             progress.step += 1
             progress.images_seen += self.config.batch * self.config.episode_length
             self.reporter.bar.update()
-            due = self._due()
-            if due.anything or self.fabric.device.type == "cpu":  # elsewhere looking would wait
-                self._report(due)
-            reached = due.validation and self._validate() < goal
+            step, at_end = progress.step, progress.step == self.total
+            row = step % self.config.log_every == 0 or at_end  # of metrics.csv
+            line = self.reporter.line_due(step)
+            validation = step % self.config.validate_every == 0 or at_end
+            save = time.monotonic() - self.clock > SAVE_EVERY
+            if row or line or validation or save or self.fabric.device.type == "cpu":
+                result = self._look()  # elsewhere this would wait
+                if line:
+                    self.reporter.line(step, result)
+                if row:
+                    self.reporter.row(step, result, self._lr(step - 1))
+            reached = validation and self._validate() < goal
             signalled, timed_out, save = self._any_process(
-                bool(caught),
-                time.monotonic() > deadline,
-                due.save,
-                ask=due.row or due.validation,
+                bool(caught), time.monotonic() > deadline, save, ask=row or validation
             )
             if signalled or timed_out:
                 stopped_by = caught[0] if caught else "SIGTERM"  # or another process was told
@@ -207,28 +198,11 @@ class Trainer:
             elif reached:
                 reason = "bound"
             stopped = reason != "finished"
-            if due.validation or (save and not self.streak) or (stopped and self._healthy()):
+            if validation or (save and not self.streak) or (stopped and self._healthy()):
                 self._save()
-            if due.validation:
+            if validation:
                 self.reporter.row_clock = self.reporter.clock(progress.step)  # rates of steps alone
         return self._end(reason)
-
-    def _due(self) -> Due:
-        """What is to follow the step that was just counted."""
-        config, step = self.config, self.progress.step
-        return Due(
-            row=step % config.log_every == 0 or step == self.total,
-            line=self.reporter.line_due(step),
-            validation=step % config.validate_every == 0 or step == self.total,
-            save=time.monotonic() - self.clock > SAVE_EVERY,
-        )
-
-    def _report(self, due: Due) -> None:
-        result, step = self._look(), self.progress.step
-        if due.line:
-            self.reporter.line(step, result)
-        if due.row:
-            self.reporter.row(step, result, self._lr(step - 1))
 
     def _end(self, reason: str) -> Outcome:
         progress = self.progress
