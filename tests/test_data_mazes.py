@@ -222,7 +222,7 @@ def test_paths_that_are_too_short_are_named():
         UserError, match="episode_length=5 is longer than a path of walks .*: 4 fra"
     ):
         FixedEpisodes(walks(9, 4), episode_length=5, binarization="none")
-    with pytest.raises(UserError, match="batch=3 .* the paths of walks train hold 2"):
+    with pytest.raises(UserError, match="batch=3 .* walks train holds 2 along its paths"):
         along(walks(7, 7))
 
 
