@@ -7,23 +7,7 @@ a default raises `config_version`: the hash of a config covers what differs from
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from kanerva.config.groups import (
-    AddressedMatrixConfig,
-    DecoderConfig,
-    GridConfig,
-    KeyConfig,
-    KppDecoderConfig,
-    KppEncoderConfig,
-    KppMemoryConfig,
-    KppReadoutConfig,
-    MatrixConfig,
-    PaperMemoryConfig,
-    PaperReadoutConfig,
-    ResNetConfig,
-    ShiftedResNetConfig,
-    SlotsConfig,
-    VectorReadoutConfig,
-)
+from kanerva.config import groups
 from kanerva.errors import UserError
 
 LikelihoodName = Literal["bernoulli", "logistic_mixture"]
@@ -52,11 +36,11 @@ class KppConfig(ModelConfig):
     """`kpp`: Kanerva++ with a real heap."""
 
     name: ClassVar[str] = "kpp"
-    encoder: KppEncoderConfig = KppEncoderConfig()
-    memory: KppMemoryConfig = KppMemoryConfig()
-    keys: KeyConfig = KeyConfig(hidden=256)
-    readout: KppReadoutConfig = KppReadoutConfig()
-    decoder: KppDecoderConfig = KppDecoderConfig()
+    encoder: groups.KppEncoderConfig = groups.KppEncoderConfig()
+    memory: groups.KppMemoryConfig = groups.KppMemoryConfig()
+    keys: groups.KeyConfig = groups.KeyConfig(hidden=256)
+    readout: groups.KppReadoutConfig = groups.KppReadoutConfig()
+    decoder: groups.KppDecoderConfig = groups.KppDecoderConfig()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -74,10 +58,10 @@ class KppEmptyConfig(ModelConfig):
     the block is that its prior is given: zeros."""
 
     name: ClassVar[str] = "kpp-empty"
-    encoder: KppEncoderConfig = KppEncoderConfig()
-    memory: GridConfig = GridConfig()
-    readout: KppReadoutConfig = KppReadoutConfig()
-    decoder: KppDecoderConfig = KppDecoderConfig()
+    encoder: groups.KppEncoderConfig = groups.KppEncoderConfig()
+    memory: groups.GridConfig = groups.GridConfig()
+    readout: groups.KppReadoutConfig = groups.KppReadoutConfig()
+    decoder: groups.KppDecoderConfig = groups.KppDecoderConfig()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,11 +69,11 @@ class KppPaperConfig(ModelConfig):
     """`kpp-paper`: the model as printed (§3)."""
 
     name: ClassVar[str] = "kpp-paper"
-    encoder: ShiftedResNetConfig = ShiftedResNetConfig()
-    memory: PaperMemoryConfig = PaperMemoryConfig()
-    keys: KeyConfig = KeyConfig()
-    readout: PaperReadoutConfig = PaperReadoutConfig()
-    decoder: DecoderConfig = DecoderConfig()
+    encoder: groups.ShiftedResNetConfig = groups.ShiftedResNetConfig()
+    memory: groups.PaperMemoryConfig = groups.PaperMemoryConfig()
+    keys: groups.KeyConfig = groups.KeyConfig()
+    readout: groups.PaperReadoutConfig = groups.PaperReadoutConfig()
+    decoder: groups.DecoderConfig = groups.DecoderConfig()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,9 +81,9 @@ class VaeConfig(ModelConfig):
     """`vae`: no memory (App. C)."""
 
     name: ClassVar[str] = "vae"
-    encoder: ResNetConfig = ResNetConfig()
-    readout: VectorReadoutConfig = VectorReadoutConfig()
-    decoder: DecoderConfig = DecoderConfig()
+    encoder: groups.ResNetConfig = groups.ResNetConfig()
+    readout: groups.VectorReadoutConfig = groups.VectorReadoutConfig()
+    decoder: groups.DecoderConfig = groups.DecoderConfig()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,11 +92,11 @@ class NoMemoryConfig(ModelConfig):
     `kpp-paper` with these options."""
 
     name: ClassVar[str] = "no-memory"
-    encoder: ResNetConfig = ResNetConfig()
-    memory: PaperMemoryConfig = PaperMemoryConfig()
-    keys: KeyConfig = KeyConfig()
-    readout: PaperReadoutConfig = PaperReadoutConfig()
-    decoder: DecoderConfig = DecoderConfig()
+    encoder: groups.ResNetConfig = groups.ResNetConfig()
+    memory: groups.PaperMemoryConfig = groups.PaperMemoryConfig()
+    keys: groups.KeyConfig = groups.KeyConfig()
+    readout: groups.PaperReadoutConfig = groups.PaperReadoutConfig()
+    decoder: groups.DecoderConfig = groups.DecoderConfig()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,10 +104,10 @@ class KmConfig(ModelConfig):
     """`km`: the Kanerva Machine."""
 
     name: ClassVar[str] = "km"
-    encoder: ResNetConfig = ResNetConfig()
-    rows: AddressedMatrixConfig = AddressedMatrixConfig()
-    keys: KeyConfig = KeyConfig()
-    decoder: DecoderConfig = DecoderConfig()
+    encoder: groups.ResNetConfig = groups.ResNetConfig()
+    rows: groups.AddressedMatrixConfig = groups.AddressedMatrixConfig()
+    keys: groups.KeyConfig = groups.KeyConfig()
+    decoder: groups.DecoderConfig = groups.DecoderConfig()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,9 +115,9 @@ class DkmConfig(ModelConfig):
     """`dkm`: the Dynamic Kanerva Machine."""
 
     name: ClassVar[str] = "dkm"
-    encoder: ResNetConfig = ResNetConfig()
-    rows: MatrixConfig = MatrixConfig()
-    decoder: DecoderConfig = DecoderConfig()
+    encoder: groups.ResNetConfig = groups.ResNetConfig()
+    rows: groups.MatrixConfig = groups.MatrixConfig()
+    decoder: groups.DecoderConfig = groups.DecoderConfig()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +125,7 @@ class DkmTsmConfig(DkmConfig):
     """`dkm-tsm`: the same with the encoder of Kanerva++."""
 
     name: ClassVar[str] = "dkm-tsm"
-    encoder: ShiftedResNetConfig = ShiftedResNetConfig()
+    encoder: groups.ShiftedResNetConfig = groups.ShiftedResNetConfig()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,10 +133,10 @@ class VmaConfig(ModelConfig):
     """`vma`: Variational Memory Addressing."""
 
     name: ClassVar[str] = "vma"
-    encoder: ResNetConfig = ResNetConfig()
-    keys: KeyConfig = KeyConfig()
-    readout: VectorReadoutConfig = VectorReadoutConfig()
-    decoder: DecoderConfig = DecoderConfig()
+    encoder: groups.ResNetConfig = groups.ResNetConfig()
+    keys: groups.KeyConfig = groups.KeyConfig()
+    readout: groups.VectorReadoutConfig = groups.VectorReadoutConfig()
+    decoder: groups.DecoderConfig = groups.DecoderConfig()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,11 +144,11 @@ class DncConfig(ModelConfig):
     """`dnc`: the differentiable neural computer."""
 
     name: ClassVar[str] = "dnc"
-    encoder: ResNetConfig = ResNetConfig()
-    rows: SlotsConfig = SlotsConfig()
-    keys: KeyConfig = KeyConfig()
-    readout: VectorReadoutConfig = VectorReadoutConfig()
-    decoder: DecoderConfig = DecoderConfig()
+    encoder: groups.ResNetConfig = groups.ResNetConfig()
+    rows: groups.SlotsConfig = groups.SlotsConfig()
+    keys: groups.KeyConfig = groups.KeyConfig()
+    readout: groups.VectorReadoutConfig = groups.VectorReadoutConfig()
+    decoder: groups.DecoderConfig = groups.DecoderConfig()
 
 
 MODEL_CONFIGS: dict[str, type[ModelConfig]] = {
