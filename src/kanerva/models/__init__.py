@@ -15,8 +15,8 @@ CLASSES = {  # name: (module, class)
     "vae": ("kanerva.models.rivals.vae", "Vae"),
     "no-memory": ("kanerva.models.rivals.no_memory", "NoMemory"),
     "km": ("kanerva.models.rivals.km", "KanervaMachine"),
-    "dkm": ("kanerva.models.rivals.dkm", "DynamicKanervaMachine"),
-    "dkm-tsm": ("kanerva.models.rivals.dkm", "DynamicKanervaMachine"),
+    "dkm": ("kanerva.models.rivals.km", "DynamicKanervaMachine"),
+    "dkm-tsm": ("kanerva.models.rivals.km", "DynamicKanervaMachine"),
     "vma": ("kanerva.models.rivals.vma", "VariationalMemoryAddressing"),
     "dnc": ("kanerva.models.rivals.dnc", "DifferentiableNeuralComputer"),
 }
