@@ -12,7 +12,7 @@ CLASSES = {  # name: (module, class)
     "kpp": ("kanerva.models.kpp", "Kpp"),
     "kpp-empty": ("kanerva.models.kpp_empty", "KppEmpty"),
     "kpp-paper": ("kanerva.models.kpp_paper", "KppPaper"),
-    "vae": ("kanerva.models.rivals.vae", "Vae"),
+    "vae": ("kanerva.models.rivals.no_memory", "Vae"),
     "no-memory": ("kanerva.models.rivals.no_memory", "NoMemory"),
     "km": ("kanerva.models.rivals.km", "KanervaMachine"),
     "dkm": ("kanerva.models.rivals.km", "DynamicKanervaMachine"),

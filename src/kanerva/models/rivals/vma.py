@@ -25,21 +25,20 @@ from torch import Tensor
 
 from kanerva.memory.heap import Memory
 from kanerva.models.base import Images, LogWeights, Near, Observed, all_but_one
-from kanerva.models.rivals.templates import (
+from kanerva.models.rivals.vma_networks import (
     Hidden,
     LogChances,
     PerDraw,
+    TemplateModel,
     Templates,
     at,
     categorical_kl,
     expected,
     one_sample,
     own_hidden,
-    repeat_episodes,
     sample_addresses,
     vimco,
 )
-from kanerva.models.rivals.vma_networks import TemplateModel
 from kanerva.models.terms import ElboTerms, JointDensity
 from kanerva.seeding import Noise, as_generator
 from kanerva.shapes import Embedding, Episode, MemoryMap, PerImage, Readout
@@ -123,8 +122,11 @@ class VariationalMemoryAddressing(TemplateModel):
         held = Templates(episode, seen)
         log_q = self.address_posterior(seen, held, hidden)
         log_p = self.address_prior(held, length, hidden)
-        # The draws lie side by side along the episode: (B, k T).
-        many = repeat_episodes(DRAWS)
+
+        def many(value: Tensor) -> Tensor:
+            """The draws side by side along the episode: (B, k T, ...)."""
+            return value.repeat(1, DRAWS, *[1] * (value.ndim - 2))
+
         q, p = many(log_q), many(log_p)
         address = sample_addresses(q.detach(), generator)
         read = held.at(address)
