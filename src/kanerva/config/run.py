@@ -5,7 +5,7 @@ import json
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from kanerva.config.checks import OptionGroup, require_positive
+from kanerva.config.groups import OptionGroup, require_positive
 from kanerva.config.models import KppConfig, ModelConfig, VmaConfig
 from kanerva.config.plain import flatten, to_dict
 from kanerva.data.registry import DATASETS, Binarization
