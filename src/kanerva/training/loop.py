@@ -182,7 +182,7 @@ class Trainer:
             validation = step % self.config.validate_every == 0 or at_end
             save = time.monotonic() - self.clock > SAVE_EVERY
             if row or line or validation or save or self.fabric.device.type == "cpu":
-                result = self._look()  # elsewhere this would wait
+                result = self._look()  # on a GPU this waits for the step
                 if line:
                     self.reporter.line(step, result)
                 if row:
