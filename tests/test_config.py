@@ -162,7 +162,7 @@ def test_a_whole_number_passes_for_a_float_and_null_for_an_optional():
         (VaeConfig, {"image": (1, 0, 28)}, "(1, 0, 28)"),
         (VaeConfig, {"image": (2, 8, 8), "likelihood": "logistic_mixture"}, "2"),
         (KppConfig, {"keys": KeyConfig(hidden=9)}, "memory.placement=transport"),
-        (KppConfig, {"decoder": KppDecoderConfig(near_width=9)}, "9"),
+        (KppDecoderConfig, {"near_width": 9}, "9"),
         (OptimConfig, {"lr": 0.0}, "0.0"),
         (OptimConfig, {"ema": 1.0}, "1.0"),
         (OptimConfig, {"weight_decay": -1.0}, "-1.0"),

@@ -87,7 +87,7 @@ def config_of(name: str) -> ModelConfig:
     """A tiny config of a model; colour is 10x7 and 8-bit."""
     name, *kind = name.split()
     cls, groups = MODEL_CONFIGS[name], dict(GROUPS[name])
-    shifted = cls.__dataclass_fields__["encoder"].default_factory()
+    shifted = cls().encoder
     if hasattr(shifted, "shift"):
         groups["encoder"] = replace(shifted, width=8)
     config = cls(
@@ -236,7 +236,7 @@ def latents(
         reading = model.infer(features, held.at(address), torch.randn(shape, generator=noise))
         chance = log_q.gather(-1, address[..., None])[..., 0]
         keys = model.keys_of(address, images.shape[1])
-        return maps, keys, reading.readout, chance + reading.posterior.log_prob(reading.readout)
+        return maps, keys, reading.readout, chance + reading.log_posterior
     assert isinstance(model, LatentModel)
     maps, posterior = model.write_episode(images, features, generator=noise)
     keys = posterior.sample(noise)
