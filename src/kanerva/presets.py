@@ -132,7 +132,7 @@ def store(run: RunConfig) -> RunConfig:
 
 
 def generate(run: RunConfig) -> RunConfig:
-    """Learned places, read between cells: random keys, perturbation, walks. No more floats."""
+    """Learned places, read between cells: random keys, perturbation. No more floats."""
     run = store(run)
     transport = {
         "channels": 192, "size": 8, "capacity": 64,

@@ -130,9 +130,8 @@ def measure_throughput(options: Options, device: "torch.device", config: RunConf
 def measure_agreement(options: Options, device: "torch.device", config: RunConfig) -> list[Row]:
     import torch
 
-    from kanerva.data.splits import load_split
+    from kanerva.data.splits import load_split, training_episodes
     from kanerva.lab.benchmark.agreement import agreement
-    from kanerva.lab.benchmark.throughput import training_episodes
     from kanerva.training.devices import make_fabric
 
     images = load_split(config, "train", get_data_root(options))

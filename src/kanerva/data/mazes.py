@@ -9,9 +9,6 @@ drawn by several processes and kept in one file, each as one long lossless pictu
 """
 
 import importlib.util
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +18,7 @@ from kanerva.data.image_set import ImageSet
 from kanerva.data.maze_rendering import render, unpack
 from kanerva.errors import UserError
 from kanerva.files import read_tensors, write_tensors
+from kanerva.locks import alone
 
 RECIPE = 1  # raise it when a change of walks or rendering changes frames
 SEED = 0
@@ -54,7 +52,7 @@ def fetch(place: Path) -> list[Path]:
         place.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"{place}: cannot be made ({error.strerror})") from error
-    with _alone(place):
+    with alone(place):
         if not path.is_file():  # another process may have been first
             write_mazes(path, render(SEED, PATHS), SEED)
     return [path]
@@ -85,19 +83,3 @@ def read_mazes(path: Path, split: str) -> ImageSet:
     sizes = torch.tensor([len(path) for path in paths])
     groups = torch.arange(len(paths)).repeat_interleave(sizes)  # a group is a path
     return ImageSet("mazes", split, frames, groups=groups)
-
-
-@contextmanager
-def _alone(place: Path) -> Iterator[None]:
-    """Processes that want the same file wait for the first; a kill lets go."""
-    try:
-        import fcntl
-    except ImportError:  # not on this system
-        yield
-        return
-    handle = os.open(place, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)

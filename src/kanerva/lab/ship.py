@@ -7,7 +7,6 @@ evaluation.json and card.md. `kanerva.load("mnist")` then finds it, and a wheel 
 """
 
 import argparse
-import hashlib
 import json
 import re
 import shutil
@@ -31,7 +30,7 @@ from kanerva.models.base import MemoryModel
 from kanerva.models.checkpoint_io import CONFIG, WEIGHTS
 from kanerva.models.loading import PRETRAINED, load
 from kanerva.runs import read_run_config
-from kanerva.training.checkpoint import STATE, read_state
+from kanerva.training.checkpoint import STATE, file_digest, read_state
 
 MOST = 6_000_000  # bytes of weights; the package is to stay a quick download
 RECORD, CARD = "evaluation.json", "card.md"
@@ -66,7 +65,7 @@ def ship(
             "name": name,
             "dtype": "float16",
             "bytes": (made / WEIGHTS).stat().st_size,
-            "sha256": {file: digest(made / file) for file in (WEIGHTS, CONFIG)},
+            "sha256": {file: file_digest(made / file) for file in (WEIGHTS, CONFIG)},
             "unrounded_nll_nats": bound(model, episodes, title="unrounded").nll_nats,
             "trained": trained,
         }
@@ -104,11 +103,6 @@ def save_halved(model: MemoryModel, folder: Path) -> None:
             f"{size / 1e6:.1f} MB in half precision, and a shipped model has at most "
             f"{MOST / 1e6:g}: train one of fewer than {MOST / 2e6:g} million parameters"
         )
-
-
-def digest(path: Path) -> str:
-    """SHA-256 of a file."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _training(run: Path) -> dict[str, Any]:

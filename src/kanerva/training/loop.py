@@ -19,7 +19,7 @@ from lightning_fabric import Fabric
 
 from kanerva.config import RunConfig, to_dict
 from kanerva.data.episodes import FixedEpisodes, TrainingEpisodes
-from kanerva.data.splits import fixed_episodes, load_split
+from kanerva.data.splits import fixed_episodes, load_split, training_episodes
 from kanerva.errors import NumbersWentBad, UserError
 from kanerva.evaluation.bound import bound
 from kanerva.models.base import MemoryModel
@@ -79,16 +79,8 @@ def train(
     fabric = make_fabric(config, accelerator)
     if fabric.device.type == "cuda":
         torch.set_float32_matmul_precision("high")  # TF32 where float32 products remain
-    episodes = TrainingEpisodes(
-        train_set,
-        episode_length=config.episode_length,
-        batch=config.batch,
-        seed=config.seed,
-        binarization=config.data.binarization,
-        device=fabric.device,
-        rank=fabric.global_rank,
-        world_size=fabric.world_size,
-    )
+    share = {"rank": fabric.global_rank, "world_size": fabric.world_size}
+    episodes = training_episodes(config, train_set, fabric.device, **share)
     validation = fixed_episodes(config, validation_set, fabric.device)
     on_rank_zero(fabric, lambda: check_run(run, config, resume))
     trainer = Trainer(config, run, fabric, episodes, validation, resume)

@@ -101,20 +101,7 @@ def _quality(record: dict[str, Any]) -> list[str]:
     ]
 
 
-def _evaluation(record: dict[str, Any]) -> list[str]:
-    return [
-        f"{row['score']:<10}{row['seconds']:8.2f} s  {row['nats']:8.3f} nats, {row['images']} "
-        f"images of {record['preset']} test"
-        for row in record["rows"]
-    ]
-
-
-TABLES = {
-    "throughput": _throughput,
-    "agreement": _agreement,
-    "quality": _quality,
-    "evaluation-time": _evaluation,
-}
+TABLES = {"throughput": _throughput, "agreement": _agreement, "quality": _quality}
 
 
 # The picture: what the forms give, and what T and a memory's size cost

@@ -15,24 +15,11 @@ from lightning_fabric import Fabric
 
 from kanerva.config import RunConfig
 from kanerva.data import ImageSet, TrainingEpisodes
+from kanerva.data.splits import training_episodes
 from kanerva.evaluation.record import count_reads
 from kanerva.lab.benchmark.timing import Timing, replayed, timed, wait
 from kanerva.seeding import derive_seed, stream
 from kanerva.training.step import WARM, Form, Step, assemble
-
-
-def training_episodes(
-    config: RunConfig, images: ImageSet, device: torch.device
-) -> TrainingEpisodes:
-    """What a run is trained on, of these images."""
-    return TrainingEpisodes(
-        images,
-        episode_length=config.episode_length,
-        batch=config.batch,
-        seed=config.seed,
-        binarization=config.data.binarization,
-        device=device,
-    )
 
 
 def random_episodes(config: RunConfig, device: torch.device) -> TrainingEpisodes:

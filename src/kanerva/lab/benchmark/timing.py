@@ -98,7 +98,7 @@ def read_measurement(path: Path) -> dict[str, Any]:
     """A record as it was filed."""
     try:
         record = json.loads(path.read_text())
-        assert record["kind"] in ("throughput", "agreement", "quality", "evaluation-time")
+        assert record["kind"] in ("throughput", "agreement", "quality")
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, AssertionError) as error:

@@ -1,7 +1,7 @@
 """The paper's tables and figures, and what goes beyond it: one file each, made by one command.
 
 A file has `ABOUT`, `run`, which measures, and `verdict`, which judges what was measured. The files
-that NAMES does not list are what several experiments share, and the parts of `walk`.
+that NAMES does not list are what several experiments share.
 """
 
 from importlib import import_module
@@ -25,7 +25,6 @@ NAMES = {  # name of the experiment: its file; in the paper's order, then beyond
     "read-steps": "read_steps",
     "temporal-shift": "temporal_shift",
     "few-shot": "few_shot",
-    "walk": "walk",
 }
 
 __all__ = ["NAMES", "Experiment", "Finding", "Lab", "experiment"]
