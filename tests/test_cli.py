@@ -289,9 +289,8 @@ def test_choices_are_those_of_the_library():
         (["recall", "nowhere", "--steps", "0"], "--steps must be at least 1, got 0"),
         (["evaluate", "nowhere", "--episode-length", "0"], "--episode-length must be at least 1"),
         (["bench", "quality", "--preset", "glyphs"], "bench quality on glyphs needs --until"),
-        (["bench", "evaluation"], "bench evaluation needs --run"),
-        (["bench", "--model", "kpp", "--reads", "2"], "--reads: kpp has no memory.reads"),
-        (["bench", "--batch", "many"], "--batch: must be whole numbers"),
+        (["bench", "--model", "dkm", "--size", "8"], "--size: dkm has no memory.size"),
+        (["bench", "--size", "many"], "--size: must be whole numbers"),
         (["reproduce"], "kanerva reproduce NAME"),
     ],
 )  # fmt: skip
@@ -424,7 +423,7 @@ def loaded_after(program: str) -> set[str]:
 def test_nothing_heavy_is_loaded_for_help_and_usage_errors():
     assert loaded_after("import torch") >= {"torch"}  # the check can fail
     calls = [["--help"], ["fly"], ["train"], ["train", "--preset", "mnist", "--memory.sise", "1"]]
-    calls += [[verb, "--help"] for verb in VERBS] + [["bench", "--reads", "2"], ["data", "fetch"]]
+    calls += [[verb, "--help"] for verb in VERBS] + [["bench", "--size", "x"], ["data", "fetch"]]
     program = "import kanerva, kanerva.cli, os, sys; sys.stdout = open(os.devnull, 'w')"
     program += (
         f"; codes = [kanerva.cli.main(words) for words in {calls}]; sys.stdout = sys.__stdout__"

@@ -22,6 +22,8 @@ from torch import Tensor
 from kanerva.config import (
     MODEL_CONFIGS,
     AddressedMatrixConfig,
+    BitsMemoryConfig,
+    CodeConfig,
     DecoderConfig,
     GridConfig,
     KeyConfig,
@@ -64,6 +66,11 @@ PAPER_LIKE = {
 }
 GROUPS = {
     "kpp": KPP_LIKE | {"memory": KppMemoryConfig(size=12, capacity=12)},
+    "kpp-bits": KPP_LIKE
+    | {
+        "memory": BitsMemoryConfig(channels=3, size=12, capacity=12),
+        "code": CodeConfig(groups=4, reach=2, width=12, depth=1, maps=8),
+    },
     "kpp-empty": KPP_LIKE | {"memory": GridConfig(size=12, capacity=12)},
     "vae": PAPER_LIKE,
     "km": PAPER_LIKE | {"rows": AddressedMatrixConfig(count=6, width=5, address=3, noise=0.7)},
@@ -87,7 +94,7 @@ def config_of(name: str) -> ModelConfig:
     """A tiny config of a model; colour is 10x7 and 8-bit."""
     name, *kind = name.split()
     cls, groups = MODEL_CONFIGS[name], dict(GROUPS[name])
-    shifted = cls.__dataclass_fields__["encoder"].default_factory()
+    shifted = cls().encoder
     if hasattr(shifted, "shift"):
         groups["encoder"] = replace(shifted, width=8)
     config = cls(
@@ -187,7 +194,8 @@ def test_capabilities_are_those_that_the_table_of_models_says():
     assert having("remembers") == every - {"kpp-empty", "vae"}
     assert having("recalls") == every - {"kpp-empty", "vae", "no-memory"}
     assert having("has_keys") == every - {"kpp-empty", "vae", "no-memory", "vma"}
-    assert having("has_blocks") == {"kpp"}
+    assert having("has_blocks") == {"kpp", "kpp-bits"}
+    assert having("has_code") == {"kpp-bits"}
     assert having("has_memory_kl") == {"km", "dkm", "dkm-tsm"}
     assert having("writes_sequentially") == {"dkm", "dkm-tsm", "dnc"}
 
@@ -236,7 +244,7 @@ def latents(
         reading = model.infer(features, held.at(address), torch.randn(shape, generator=noise))
         chance = log_q.gather(-1, address[..., None])[..., 0]
         keys = model.keys_of(address, images.shape[1])
-        return maps, keys, reading.readout, chance + reading.posterior.log_prob(reading.readout)
+        return maps, keys, reading.readout, chance + reading.log_posterior
     assert isinstance(model, LatentModel)
     maps, posterior = model.write_episode(images, features, generator=noise)
     keys = posterior.sample(noise)
@@ -251,6 +259,8 @@ def test_a_fresh_process_with_weights_memory_y_and_z_finds_the_same_densities(tm
     expected: dict[str, JointDensity] = {}
     left: dict[str, Tensor] = {}
     for name in NAMES + MORE:
+        if name == "kpp-bits":  # has no z in its bound: test_bits has a fresh process of its own
+            continue
         model, folder = awake(name), tmp_path / name
         folder.mkdir()
         images = draw(model.config, 2, 3)
@@ -308,7 +318,7 @@ def test_a_memory_has_the_shape_and_the_bits_that_are_told(remembering: MemoryMo
 @pytest.mark.parametrize("length", [1, 4])
 def test_an_episode_is_scored_the_same_alone_and_in_a_batch(model: MemoryModel, length: int):
     images = draw(model.config, 3, length)
-    if model.config.name == "kpp":  # deals cells to a batch: each episode in a memory it is given
+    if model.has_blocks:  # deals cells to a batch: each episode in a memory it is given
         memories = [model.write(one) for one in images]
         at = torch.arange(length)
         batch = model.elbo(images, Memory.stack(memories), handles=at.expand(3, -1), sample=False)
@@ -348,7 +358,8 @@ def test_the_bound_is_finite_and_its_divergences_are_not_negative(model: MemoryM
 def test_the_same_generator_scores_the_same_and_another_does_not(model: MemoryModel):
     images = draw(model.config, 2, 4)
     first, again, other = (model.elbo(images, generator=stream(s)).elbo for s in (1, 1, 2))
-    assert torch.equal(first, again) and not torch.allclose(first, other)
+    assert torch.equal(first, again)
+    assert model.has_code or not torch.allclose(first, other)  # codes draw nothing
 
 
 def test_one_memory_written_first_serves_the_whole_episode(remembering: MemoryModel):
@@ -377,15 +388,19 @@ def test_the_bound_is_the_average_log_weight_and_more_samples_tighten_it(model: 
     copies = draw(model.config, 1, 2).expand(800, -1, -1, -1, -1)
     weights, bounds = model.log_weights(copies, 4), model.elbo(copies).elbo
     error = ((weights.mean(0).var(0) + bounds.var(0)) / 800).sqrt()
-    assert ((weights.mean((0, 1)) - bounds.mean(0)).abs() < 5 * error).all()
+    assert ((weights.mean((0, 1)) - bounds.mean(0)).abs() <= 5 * error + 1e-9).all()
     tight = weights.logsumexp(0) - math.log(4)
-    assert (tight.mean(0) > weights.mean((0, 1))).all()
+    assert model.has_code or (tight.mean(0) > weights.mean((0, 1))).all()  # those are exact
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int4"])
 def test_a_memory_is_scored_as_it_is_kept(remembering: MemoryModel, dtype: str):
     """Rounded once, as a whole, however M is come by; the weights are shared."""
     if remembering.config.name == "vma":  # keeps pixels, which are exact
+        return
+    if remembering.has_code:
+        with pytest.raises(UserError, match="bits"):
+            remembering.storing_as(dtype)
         return
     kept, images = remembering.storing_as(dtype), draw(remembering.config, 2, 4)
     assert kept.decoder is remembering.decoder and remembering.memory_dtype == "float32"
@@ -407,6 +422,8 @@ def test_left_out_knows_nothing_of_the_image_it_scores(
     """Its memory is written from the others: a changed image t leaves row t's as it was."""
     if isinstance(remembering, VariationalMemoryAddressing):
         return  # hides templates instead: test_vma.py
+    if remembering.has_code:
+        return  # what is not written is told nothing: test_bits.py
     model, seen = deepcopy(remembering), []
     terms = model.terms
     monkeypatch.setattr(model, "terms", lambda *a, **k: seen.append(a[2]) or terms(*a, **k))

@@ -8,7 +8,7 @@ import torch
 from kanerva.config import ModelConfig
 from kanerva.data import FixedEpisodes, ImageSet
 from kanerva.evaluation.bound import bound
-from kanerva.evaluation.controls import controls, left_out, other, other_episode, zeroed
+from kanerva.evaluation.controls import control, controls, other_episode
 from kanerva.memory.heap import Memory
 from kanerva.models.kpp_paper import KppPaper
 
@@ -27,7 +27,7 @@ def test_only_the_readout_kl_depends_on_the_memory(model: KppPaper, tiny: ModelC
     for name, found in controls(model, episodes).items():
         assert found is not None and found.n_images == 24
         assert found.kl_y == pytest.approx(own.kl_y, rel=1e-5), name
-    for found in (zeroed(model, episodes, 6), other(model, episodes, 6)):
+    for found in (control("zeroed", model, episodes, 6), control("other", model, episodes, 6)):
         assert found.recon == pytest.approx(own.recon, rel=1e-5)
         assert abs(found.kl_z - own.kl_z) > 1e-4
 
@@ -39,7 +39,9 @@ def test_zeroed_is_a_memory_of_zeros(model: KppPaper, tiny: ModelConfig):
 
     empty = Memory(torch.zeros_like(model.write(batch.images).map))
     terms = model.elbo(batch.images, empty, generator=stream("evaluate", "made/test", 0))
-    assert zeroed(model, episodes, 2).nll_nats == pytest.approx(terms.nll_nats.mean().item(), 1e-5)
+    found = control("zeroed", model, episodes, 2)
+    assert found is not None
+    assert found.nll_nats == pytest.approx(terms.nll_nats.mean().item(), 1e-5)
 
 
 def test_other_never_shares_an_image(tiny: ModelConfig):
@@ -53,8 +55,8 @@ def test_other_never_shares_an_image(tiny: ModelConfig):
 
 
 def test_other_is_none_where_no_episode_is_disjoint(model: KppPaper, tiny: ModelConfig):
-    assert other(model, episodes_of(tiny, 5, 4), 2) is None
-    assert other(model, episodes_of(tiny, 4, 4), 1) is None
+    assert control("other", model, episodes_of(tiny, 5, 4), 2) is None
+    assert control("other", model, episodes_of(tiny, 4, 4), 1) is None
 
 
 def test_left_out_writes_the_episode_without_the_target(
@@ -78,7 +80,7 @@ def test_left_out_writes_the_episode_without_the_target(
 
 
 def test_left_out_is_none_for_episodes_of_one(model: KppPaper, tiny: ModelConfig):
-    assert left_out(model, episodes_of(tiny, 3, 1), 3) is None
+    assert control("left_out", model, episodes_of(tiny, 3, 1), 3) is None
 
 
 def test_controls_score_as_many_images_as_asked(model: KppPaper, tiny: ModelConfig):

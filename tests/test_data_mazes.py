@@ -4,7 +4,6 @@ import importlib.util
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from ctypes.util import find_library
 from pathlib import Path
 
@@ -13,19 +12,10 @@ import pytest
 import torch
 
 from kanerva.data import FixedEpisodes, ImageSet, TrainingEpisodes, mazes
-from kanerva.data.images import split_of
 from kanerva.data.loading import fetch, is_present, load
-from kanerva.data.maze_rendering import (
-    FRAMES,
-    opengl,
-    pack,
-    paint_rooms,
-    painters,
-    render,
-    unpack,
-)
+from kanerva.data.maze_rendering import FRAMES, opengl, pack, paint_rooms, render, unpack
 from kanerva.data.maze_walks import STEP, SWAY, TURN, shortest_way, smooth_way, walk
-from kanerva.data.mazes import PATHS, load_frames, read_mazes, write_mazes
+from kanerva.data.mazes import PATHS, read_mazes, write_mazes
 from kanerva.errors import UserError
 from kanerva.presets import preset
 from kanerva.seeding import stream
@@ -154,67 +144,6 @@ def test_nothing_of_the_extra_is_imported_before_it_is_needed():
     subprocess.run([sys.executable, "-c", check], check=True)
 
 
-# Frames of the real DeepMind Lab
-
-
-def test_arrays_are_read_either_way_round(tmp_path: Path):
-    (tmp_path / "train").mkdir()
-    (tmp_path / "test").mkdir()
-    np.save(tmp_path / "train" / "b.npy", noise(3, 1))
-    np.save(tmp_path / "train" / "a.npy", noise(2, 2).transpose(0, 3, 1, 2))
-    np.save(tmp_path / "test" / "c.npy", noise(4, 3))
-    np.save(tmp_path / "train" / ".d.npy", noise(9))
-    found = load_frames(tmp_path, "train")
-    assert found.name == "dmlab" and found.groups is not None
-    assert found.groups.tolist() == [0, 0, 1, 1, 1]
-    expected = np.concatenate([noise(2, 2), noise(3, 1)])
-    assert np.array_equal(found.images.permute(0, 2, 3, 1).numpy(), expected)
-    assert len(load_frames(tmp_path, "test")) == 4
-    with pytest.raises(UserError, match="3 arrays leave none for validation"):
-        load_frames(tmp_path, "validation")
-
-
-def test_arrays_that_are_not_sorted_are_dealt_by_name(tmp_path: Path):
-    (tmp_path / "mazes").mkdir()
-    names = [f"walk-{number}.npy" for number in range(30)]
-    for number, name in enumerate(names):
-        np.save(tmp_path / "mazes" / name, np.full((1, 64, 64, 3), number, np.uint8))
-    assert is_present("mazes", tmp_path)
-    for split in PATHS:  # by hand in their place: taken instead of rendered ones
-        shown = load("mazes", split, root=tmp_path).images[:, 0, 0, 0].tolist()
-        assert sorted(shown) == [n for n, name in enumerate(names) if split_of(name) == split]
-    with pytest.raises(UserError, match="holds arrays .* move them away"):
-        fetch("mazes", tmp_path)
-
-
-def wrong_arrays(path: Path) -> Iterator[tuple[str, str]]:
-    """What each wrong file at `path` is answered with."""
-    path.write_bytes(b"no array")
-    yield "text", "not an array that can be read without pickle"
-    np.save(path, np.array([{}], dtype=object), allow_pickle=True)
-    yield "pickle", "not an array that can be read without pickle"
-    np.save(path, noise(1)[:, :32])
-    yield "small", r"uint8 \(1, 32, 64, 3\), where frames are uint8 \(N, 64, 64, 3\) or"
-    np.save(path, noise(1).astype(np.float32))
-    yield "floats", "float32"
-    np.save(path, noise(0))
-    yield "empty", r"uint8 \(0, 64, 64, 3\)"
-    with path.open("wb") as file:
-        np.savez(file, noise(1))
-    yield "archive", "an archive"
-
-
-def test_wrong_arrays_are_named(tmp_path: Path):
-    with pytest.raises(UserError, match="no such folder of arrays"):
-        load_frames(tmp_path / "none", "train")
-    with pytest.raises(UserError, match="holds no arrays"):
-        load_frames(tmp_path, "train")
-    (tmp_path / "train").mkdir()
-    for _, message in wrong_arrays(tmp_path / "train" / "a.npy"):
-        with pytest.raises(UserError, match=f"a.npy: .*{message}"):
-            load_frames(tmp_path, "train")
-
-
 # Episodes along paths
 
 
@@ -293,7 +222,7 @@ def test_paths_that_are_too_short_are_named():
         UserError, match="episode_length=5 is longer than a path of walks .*: 4 fra"
     ):
         FixedEpisodes(walks(9, 4), episode_length=5, binarization="none")
-    with pytest.raises(UserError, match="batch=3 .* the paths of walks train hold 2"):
+    with pytest.raises(UserError, match="batch=3 .* walks train holds 2 along its paths"):
         along(walks(7, 7))
 
 
@@ -377,11 +306,9 @@ def drawn() -> dict[str, list[bytes]]:
 
 @rendering
 def test_frames_are_the_same_whoever_draws_them(drawn: dict[str, list[bytes]]):
-    assert render(0, {"train": 2, "test": 1}, frames=8, workers=2) == drawn
-    with painters(1) as paint:  # by itself, in a process that drew nothing else before
-        (alone,) = paint([(0, "train", 1, 8)])
-        (other,) = paint([(1, "train", 1, 8)])
-    assert alone == drawn["train"][1] and other != alone
+    for workers in (2, 3):  # three: each in a process that drew nothing else before
+        assert render(0, {"train": 2, "test": 1}, frames=8, workers=workers) == drawn
+    assert render(1, {"train": 1}, frames=8, workers=1)["train"][0] != drawn["train"][0]
 
 
 @rendering

@@ -14,7 +14,7 @@ from torch.distributions import Bernoulli, Normal, kl_divergence
 from kanerva.config import DecoderConfig, DkmConfig, KppPaperConfig, MatrixConfig, ResNetConfig
 from kanerva.errors import UserError
 from kanerva.memory.heap import Memory
-from kanerva.models.rivals.dkm import DynamicKanervaMachine
+from kanerva.models.rivals.km import DynamicKanervaMachine
 from kanerva.models.rivals.matrix_normal import updated
 from kanerva.models.terms import ElboTerms
 from kanerva.seeding import stream

@@ -13,9 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kanerva.layers.evonorm import EvoNormS0
-from kanerva.layers.kernels import AVAILABLE, norm_tiles
-from kanerva.layers.kernels import evonorm as evonorm_kernels
-from kanerva.layers.kernels import norm_silu as norm_silu_kernels
+from kanerva.layers.kernels import AVAILABLE, norm_tiles, norms
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 ON_GPU = AVAILABLE and torch.cuda.is_available() and not INTERPRETED
@@ -45,7 +43,7 @@ def evonorm(x: Tensor, v: Tensor, gamma: Tensor, beta: Tensor, groups: int, eps:
 
 both = pytest.mark.parametrize(
     "op, formula, parameters",
-    [(norm_silu_kernels.norm_silu, norm_silu, 2), (evonorm_kernels.evonorm, evonorm, 3)],
+    [(norms.norm_silu, norm_silu, 2), (norms.evonorm, evonorm, 3)],
     ids=["norm_silu", "evonorm"],
 )
 
@@ -138,7 +136,7 @@ def test_a_mean_far_from_zero_costs_little(
     x, first, *rest = drawn(parameters, *shape)
     inputs = [
         x + 100,
-        first / (100 if op is evonorm_kernels.evonorm else 1),
+        first / (100 if op is norms.evonorm else 1),
         *rest,
     ]  # gates stay half open
     exact = results(formula, 8, doubled(inputs))
@@ -178,7 +176,7 @@ def test_evonorm_is_the_layer():
     for parameter in layer.parameters():
         torch.nn.init.normal_(parameter)
     x = torch.randn(2, 32, 6, 6, device=DEVICE)
-    got = evonorm_kernels.evonorm(x, layer.v, layer.gamma, layer.beta, layer.groups, layer.eps)
+    got = norms.evonorm(x, layer.v, layer.gamma, layer.beta, layer.groups, layer.eps)
     torch.testing.assert_close(got, layer(x), rtol=1e-5, atol=1e-5)
 
 
@@ -272,6 +270,6 @@ def test_without_triton_the_error_says_so(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(norm_tiles, "AVAILABLE", False)
     x, ones = torch.zeros(2, 64, 4, 4), torch.ones(64)
     with pytest.raises(RuntimeError, match="triton"):
-        norm_silu_kernels.norm_silu(x, ones, ones, 8, EPS)
+        norms.norm_silu(x, ones, ones, 8, EPS)
     with pytest.raises(RuntimeError, match="triton"):
-        evonorm_kernels.evonorm(x, ones, ones, ones, 8, EPS)
+        norms.evonorm(x, ones, ones, ones, 8, EPS)

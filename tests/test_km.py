@@ -13,8 +13,7 @@ from kanerva.distributions import DiagonalNormal
 from kanerva.errors import UserError
 from kanerva.memory.heap import Memory
 from kanerva.models import build
-from kanerva.models.rivals.dkm import DynamicKanervaMachine
-from kanerva.models.rivals.km import KanervaMachine, MatrixMachine
+from kanerva.models.rivals.km import DynamicKanervaMachine, KanervaMachine, MatrixMachine
 from kanerva.models.terms import ElboTerms
 from kanerva.seeding import stream
 

@@ -217,7 +217,8 @@ def test_levels_common_to_all_neighbours_are_not_differences():
 
 
 def decoder(neighbours: int) -> tuple[SpatialDecoder, Tensor, Tensor]:
-    config = KppDecoderConfig(base=16, depth=1, neighbours=neighbours, near_width=8)
+    width = 8 if neighbours else KppDecoderConfig.near_width
+    config = KppDecoderConfig(base=16, depth=1, neighbours=neighbours, near_width=width)
     made = SpatialDecoder(config, KppReadoutConfig(size=4, channels=2), MIXTURE, (3, 8, 9))
     return made, torch.randn(2, 16, 4 + 2 * 2 * 3), torch.randint(256, (2, 16, 3, 8, 9)) / 255
 

@@ -10,8 +10,8 @@ from kanerva.errors import UserError
 from kanerva.evaluation.records import read_record
 from kanerva.evaluation.report import compare
 from kanerva.lab import paper_figures
+from kanerva.lab.experiments.table1 import headline
 from kanerva.lab.quote import BLOCK, OTHERS, VALUE, evaluate_expression, main, quoted
-from kanerva.lab.tables import headline
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = [ROOT / "docs", ROOT / "benchmarks"]

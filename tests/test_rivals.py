@@ -19,8 +19,7 @@ from kanerva.evaluation.bound import bound
 from kanerva.evaluation.controls import controls
 from kanerva.memory.heap import Memory
 from kanerva.models import build
-from kanerva.models.rivals.no_memory import NoMemory, dense_net, replaced_parameters
-from kanerva.models.rivals.vae import Vae
+from kanerva.models.rivals.no_memory import NoMemory, Vae, dense_net, replaced_parameters
 from kanerva.presets import preset
 
 

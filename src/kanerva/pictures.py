@@ -1,10 +1,7 @@
 """Grids of images as PNG, with the rows named."""
 
-import io
-
 import torch
 from jaxtyping import Float
-from matplotlib.figure import Figure
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
@@ -65,13 +62,6 @@ def stacked(pictures: list[Image.Image]) -> Image.Image:
         canvas.paste(picture, (0, top))
         top += picture.height
     return canvas
-
-
-def as_picture(figure: Figure, dpi: int = 110) -> Image.Image:
-    """A matplotlib figure as an image."""
-    buffer = io.BytesIO()
-    figure.savefig(buffer, dpi=dpi)
-    return Image.open(buffer).convert("RGB")
 
 
 def map_with_thumbnails(

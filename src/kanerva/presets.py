@@ -6,18 +6,9 @@ pixels decide.
 """
 
 from dataclasses import fields, is_dataclass, replace
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
-from kanerva.config import (
-    DataConfig,
-    KeyConfig,
-    KppConfig,
-    KppEmptyConfig,
-    ModelConfig,
-    OptimConfig,
-    RunConfig,
-    model_config,
-)
+from kanerva.config import DataConfig, ModelConfig, OptimConfig, RunConfig, model_config
 from kanerva.data.registry import DATASETS
 from kanerva.errors import UserError
 
@@ -41,6 +32,11 @@ def with_options(model: M, **groups: dict[str, Any]) -> M:
             options = {k: v for k, v in groups[f.name].items() if k in known}
             changed[f.name] = replace(group, **options)  # pyright: ignore[reportArgumentType]
     return replace(model, **changed)
+
+
+def reshaped(run: RunConfig, **groups: dict[str, Any]) -> RunConfig:
+    """A run with such options of its model."""
+    return replace(run, model=with_options(run.model, **groups))
 
 
 def preset(
@@ -73,22 +69,24 @@ def preset(
         return generate(run) if variant == "generate" else store(run)
     if model == "kpp-bits":
         return bits(run)
-    return empty(run) if model == "kpp-empty" else printed(run)
+    if model == "kpp-empty":  # the networks of `store` and as many steps, nothing written
+        return ours(run)
+    return printed(run)
 
 
 def printed(run: RunConfig) -> RunConfig:
     """The paper's networks and schedule, for its model and for the rivals of Table 1."""
     if run.preset != SMALL:
         return run
-    small = with_options(
-        run.model,
+    run = replace(run, optim=OptimConfig(warmup_epochs=1.0), episode_length=8)
+    return reshaped(
+        run,
         encoder={"width": 16},
         memory={"base": 64},
         keys={"hidden": 128},
         readout={"size": 32, "hidden": 128, "prior_width": 16},
         decoder={"base": 64},
     )
-    return replace(run, model=small, optim=OptimConfig(warmup_epochs=1.0), episode_length=8)
 
 
 # kpp: two settings of one model
@@ -99,10 +97,10 @@ def ours(run: RunConfig) -> RunConfig:
     small = run.preset == SMALL
     if small:
         widths = {"encoder": {"width": 16}, "readout": {"prior_width": 16}, "decoder": {"base": 32}}
-        run = replace(run, model=with_options(run.model, **widths))
+        run = reshaped(run, **widths)
     run = replace(run, optim=_OURS, batch=2 if small else 32, steps=2000 if small else 3000)
     if run.preset == "omniglot":  # strokes: a global part of z dies
-        run = replace(run, model=with_options(run.model, readout={"size": 0}))
+        run = reshaped(run, readout={"size": 0})
     return in_levels(run) if run.model.likelihood == "logistic_mixture" else run
 
 
@@ -111,15 +109,9 @@ def in_levels(run: RunConfig) -> RunConfig:
     many steps a run; gradients are as large as the nats."""
     channels, height, width = run.model.image
     grey, large = channels == 1, max(height, width) > 32
-    model = with_options(
-        run.model,
-        memory={"capacity": 32},
-        readout={"size": 0},
-        decoder={"neighbours": 3, "near_width": 96 if large else 128 if grey else 192},
-    )
+    near = {"neighbours": 3, "near_width": 96 if large else 128 if grey else 192}
     return replace(
-        run,
-        model=model,
+        reshaped(run, memory={"capacity": 32}, readout={"size": 0}, decoder=near),
         optim=replace(run.optim, clip=1e5),
         batch=2 if large else 4,
         steps=12_000 if large else 24_000,
@@ -131,36 +123,27 @@ def store(run: RunConfig) -> RunConfig:
     """Cells, read whole: recall, familiarity, capacity. The memory stays 3x64x64."""
     run = replace(ours(run), variant="store")
     if run.preset == "omniglot":  # strokes take less noise
-        return replace(run, model=with_options(run.model, memory={"noise": 0.01}))
+        return reshaped(run, memory={"noise": 0.01})
     if run.model.likelihood != "logistic_mixture":
         return run
     # Blocks of small images start as outlines, with as much noise as int8 makes; at 64x64 boxes
     # are large, and it did not help.
     large = max(run.model.image[1:]) > 32
     memory = {"noise": 0.003 if large else 0.0023, "outline": not large}
-    return replace(run, model=with_options(run.model, memory=memory))
+    return reshaped(run, memory=memory)
 
 
 def generate(run: RunConfig) -> RunConfig:
-    """Learned places, read between cells: random keys, perturbation, walks. No more floats."""
+    """Learned places, read between cells: random keys, perturbation. No more floats."""
     run = store(run)
     transport = {
         "channels": 192, "size": 8, "capacity": 64,
         "placement": "transport", "unwritten": 0.25, "locality": 10.0,
     }  # fmt: skip
     size = 0 if run.model.likelihood == "logistic_mixture" else 32
-    model = with_options(
-        cast(KppConfig, run.model), memory=transport, readout={"size": size, "channels": 8}
-    )
-    if run.preset == SMALL:
-        model = replace(model, keys=KeyConfig(hidden=64))
-    return replace(run, model=model, variant="generate")
-
-
-def empty(run: RunConfig) -> RunConfig:
-    """The networks of `store` and as many steps, nothing written."""
-    assert isinstance(run.model, KppEmptyConfig)
-    return ours(run)
+    keys = {"hidden": 64} if run.preset == SMALL else {}
+    readout = {"size": size, "channels": 8}
+    return reshaped(replace(run, variant="generate"), memory=transport, readout=readout, keys=keys)
 
 
 def bits(run: RunConfig) -> RunConfig:
@@ -169,9 +152,6 @@ def bits(run: RunConfig) -> RunConfig:
     run = ours(run)
     run = replace(run, optim=replace(run.optim, lr=1e-3, warmup_epochs=20.0))
     if run.preset == SMALL:
-        run = replace(
-            run, model=with_options(run.model, code={"width": 48, "maps": 16, "depth": 1})
-        )
-    elif run.preset == "omniglot":  # few drawings of each character
-        run = replace(run, data=replace(run.data, augment="affine"))
-    return replace(run, steps=run.steps if run.preset == SMALL else 6000)
+        return reshaped(run, code={"width": 48, "maps": 16, "depth": 1})
+    augment = "affine" if run.preset == "omniglot" else "none"  # few drawings of each character
+    return replace(run, steps=6000, data=replace(run.data, augment=augment))

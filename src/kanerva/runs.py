@@ -10,6 +10,7 @@ import yaml
 
 from kanerva.config import RunConfig, flatten, run_from_dict, to_dict
 from kanerva.errors import UserError
+from kanerva.locks import alone
 
 
 def read_run_config(run: Path) -> RunConfig:
@@ -52,20 +53,12 @@ def check_same_run(run: Path, was: dict[str, Any], now: RunConfig) -> None:
 
 @contextmanager
 def locked(run: Path) -> Iterator[None]:
-    """Keep other processes out of a run folder while one trains in it; a kill lets go."""
+    """Keep other processes out of a run folder while one trains in it."""
     try:
-        import fcntl
-    except ImportError:  # not on this system
-        yield
-        return
-    handle = os.open(run / "checkpoints", os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
+        with alone(run / "checkpoints", wait=False):
+            yield
     except BlockingIOError as error:
         raise UserError(f"another process is training in {run}") from error
-    finally:
-        os.close(handle)
 
 
 def open_run(run: Path, config: RunConfig, resume: bool) -> None:

@@ -25,7 +25,7 @@ VERBS = {
     "evaluate": "the bound, its terms and controls; writes evaluation.json",
     "generate": "random-key and key-perturbed pictures",
     "recall": "write images, read them back from noisy or partial cues",
-    "denoise": "clean images by reading: three noises, ten steps, the error's curve",
+    "denoise": "clean images by reading: three noises, ten steps, the error of each",
     "memory": "draw a memory, and what was written where it lies",
     "compare": "evaluation records side by side",
     "reproduce": "one table or figure of the paper, as record and picture",

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from kanerva.data import FixedEpisodes
+    from kanerva.memory.heap import Memory
     from kanerva.models.base import MemoryModel
 
 
@@ -68,6 +69,29 @@ def load_test_episodes(run: Path, model: "MemoryModel", root: Path | None) -> "F
 
     config = read_run_config(run)
     return fixed_episodes(config, load_split(config, "test", root), model.device)
+
+
+def write_memory(model: "MemoryModel", images: "Tensor", options: dict[str, Any]) -> "Memory":
+    """The images in a memory, by `--seed`."""
+    from kanerva.seeding import stream
+
+    return model.write(images, generator=stream(options["seed"], "write", device=model.device))
+
+
+def read_back(
+    model: "MemoryModel", memory: "Memory", images: "Tensor", name: str, options: dict[str, Any]
+) -> "tuple[list[tuple[str, Tensor]], list[float]]":
+    """Images read from cues of that name: the cue and the first and last step, labelled; and the
+    mean squared pixel errors of the cue and of every step."""
+    from kanerva.evaluation.noise import make_cue, observed
+    from kanerva.seeding import stream
+
+    cue = make_cue(name, images, stream(options["seed"], "cue", name, device=model.device))
+    steps, seen = options["steps"], observed(name, images)
+    recalled = model.recall(memory, cue, steps=steps, observed=seen)
+    shown = [(f"cue, {name.replace('_', ' ')}", cue)]
+    shown += [(f"recalled, step {n}", recalled[n - 1]) for n in sorted({1, steps})]
+    return shown, [float((p - images).square().mean()) for p in (cue, *recalled)]
 
 
 def save_picture(picture: "Image.Image", options: dict[str, Any], name: str) -> None:

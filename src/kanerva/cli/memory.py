@@ -2,7 +2,12 @@
 
 from typing import Any, cast
 
-from kanerva.cli.episode import load_model_and_images, make_picture_parser, save_picture
+from kanerva.cli.episode import (
+    load_model_and_images,
+    make_picture_parser,
+    save_picture,
+    write_memory,
+)
 from kanerva.cli.options import Parser
 from kanerva.errors import UserError
 
@@ -18,13 +23,11 @@ def run(options: dict[str, Any], words: list[str]) -> int:
     """Draw the map of a memory beside its images."""
     from kanerva.models.kpp import Kpp
     from kanerva.pictures import map_with_thumbnails
-    from kanerva.seeding import stream
 
     model, images = load_model_and_images(options)
     if not model.has_blocks:
         raise UserError(f"{options['run']}: {model.config.name} has no blocks to draw")
-    noise = stream(options["seed"], "write", device=model.device)
-    held = model.write(images, generator=noise).free(*options["free"])
+    held = write_memory(model, images, options).free(*options["free"])
     grid = cast(Kpp, model).placement.grid
     colours = "its channels" if len(held.map) == 3 else "its three principal components"
     picture = map_with_thumbnails(

@@ -57,7 +57,7 @@ def make_labs(found: "Experiment", options: dict[str, Any]) -> "list[Lab]":
     """One for each data set the experiment is to run on."""
     from kanerva.lab.experiments import Lab
 
-    presets = [options["preset"]] if options["preset"] else list(found.presets)
+    presets = (options["preset"],) if options["preset"] else found.presets
     return [
         Lab(
             quick=options["quick"],
@@ -68,21 +68,18 @@ def make_labs(found: "Experiment", options: dict[str, Any]) -> "list[Lab]":
             data_root=get_data_root(options),
             steps=options["steps"],
         )
-        for name in (["glyphs"] if options["quick"] else presets)
+        for name in (("glyphs",) if options["quick"] else presets)
     ]
 
 
 def list_experiments() -> str:
     """What there is, where it stands in the paper, and what it costs."""
+    from kanerva.evaluation.report import columns
     from kanerva.lab.experiments import NAMES, experiment
 
-    rows = [("NAME", "paper", "--quick", "full", "on", "shows")]
+    rows = [["NAME", "paper", "--quick", "full", "on", "shows"]]
     for name in NAMES:
         found = experiment(name)
         on = ", ".join(found.presets)
-        rows.append((name, found.paper, found.quick, found.full, on, found.shows))
-    widths = [max(len(row[column]) for row in rows) + 2 for column in range(len(rows[0]) - 1)]
-    return "\n".join(
-        "".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=False)) + row[-1]
-        for row in rows
-    )
+        rows.append([name, found.paper, found.quick, found.full, on, found.shows])
+    return columns(rows, left=len(rows[0]))

@@ -7,7 +7,7 @@ import argparse
 import inspect
 import os
 import sys
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -161,22 +161,7 @@ def run(options: dict[str, Any], words: list[str]) -> int:
 # Where options start from
 
 
-@dataclass
-class Asked(argparse.Namespace):
-    """What the words say about the model and where its options start."""
-
-    preset: str | None = None
-    model: str | None = None
-    variant: str | None = None
-    image: str | None = None
-    seed: str | None = None
-    config: str | None = None
-    run: str | None = None
-    resume: bool = False
-    help: bool = False
-
-
-def peek(words: list[str]) -> Asked:
+def peek(words: list[str]) -> argparse.Namespace:
     """Read the few flags that decide which options there are."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for name in ("preset", "model", "variant", "image", "seed", "config"):
@@ -184,10 +169,10 @@ def peek(words: list[str]) -> Asked:
     parser.add_argument("--run", "--run-folder", dest="run")
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("-h", "--help", action="store_true")
-    return parser.parse_known_args(words, Asked())[0]
+    return parser.parse_known_args(words)[0]
 
 
-def starting_options(asked: Asked) -> dict[str, Any]:
+def starting_options(asked: argparse.Namespace) -> dict[str, Any]:
     """What flags start from: the run being resumed, else the preset; then --config on top."""
     content = {} if asked.config is None else read_options(Path(asked.config))
     base = resumed_options(asked) if asked.resume and not asked.help else None
@@ -216,7 +201,7 @@ def read_options(file: Path) -> dict[str, Any]:
     return upgrade(content, str(file)) if is_version1(content) else content
 
 
-def resumed_options(asked: Asked) -> dict[str, Any] | None:
+def resumed_options(asked: argparse.Namespace) -> dict[str, Any] | None:
     """The options of the run to resume, if it is there."""
     folder = asked.run
     if folder is None and asked.preset is not None:  # the folder that the same flags would make
@@ -234,7 +219,7 @@ def resumed_options(asked: Asked) -> dict[str, Any] | None:
     return options
 
 
-def named_preset(name: str, asked: Asked, content: dict[str, Any]) -> RunConfig:
+def named_preset(name: str, asked: argparse.Namespace, content: dict[str, Any]) -> RunConfig:
     """The preset that flags, or else a file, ask for."""
     model = asked.model or content.get("model") or "kpp"
     variant = asked.variant or content.get("variant")

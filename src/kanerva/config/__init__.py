@@ -1,100 +1,14 @@
 """Every option of every model and run, with its default. Needs no torch, so `--help` is quick."""
 
-from kanerva.config.groups import (
-    AddressedMatrixConfig,
-    BitsMemoryConfig,
-    CodeConfig,
-    DecoderConfig,
-    GridConfig,
-    KeyConfig,
-    KppDecoderConfig,
-    KppEncoderConfig,
-    KppMemoryConfig,
-    KppReadoutConfig,
-    MatrixConfig,
-    PaperMemoryConfig,
-    PaperReadoutConfig,
-    ResNetConfig,
-    RowsConfig,
-    ShiftedResNetConfig,
-    SlotsConfig,
-    VectorReadoutConfig,
-    rows_and_columns,
-)
-from kanerva.config.models import (
-    MODEL_CONFIGS,
-    DkmConfig,
-    DkmTsmConfig,
-    DncConfig,
-    KmConfig,
-    KppBitsConfig,
-    KppConfig,
-    KppEmptyConfig,
-    KppPaperConfig,
-    LikelihoodName,
-    ModelConfig,
-    NoMemoryConfig,
-    VaeConfig,
-    VmaConfig,
-    model_config,
-)
-from kanerva.config.parsing import (
-    coerce,
-    model_from_dict,
-    option_groups,
-    option_names,
-    run_from_dict,
-    unknown_option,
-)
-from kanerva.config.plain import flatten, to_dict
-from kanerva.config.run import Binarization, DataConfig, Execution, OptimConfig, RunConfig
-
-__all__ = [
-    "MODEL_CONFIGS",
-    "AddressedMatrixConfig",
-    "Binarization",
-    "BitsMemoryConfig",
-    "CodeConfig",
-    "DataConfig",
-    "DecoderConfig",
-    "DkmConfig",
-    "DkmTsmConfig",
-    "DncConfig",
-    "Execution",
-    "GridConfig",
-    "KeyConfig",
-    "KmConfig",
-    "KppBitsConfig",
-    "KppConfig",
-    "KppDecoderConfig",
-    "KppEmptyConfig",
-    "KppEncoderConfig",
-    "KppMemoryConfig",
-    "KppPaperConfig",
-    "KppReadoutConfig",
-    "LikelihoodName",
-    "MatrixConfig",
-    "ModelConfig",
-    "NoMemoryConfig",
-    "OptimConfig",
-    "PaperMemoryConfig",
-    "PaperReadoutConfig",
-    "ResNetConfig",
-    "RowsConfig",
-    "RunConfig",
-    "ShiftedResNetConfig",
-    "SlotsConfig",
-    "VaeConfig",
-    "VectorReadoutConfig",
-    "VmaConfig",
-    "coerce",
-    "flatten",
-    "model_config",
-    "model_from_dict",
-    "option_groups",
-    "option_names",
-    "rows_and_columns",
-    "run_from_dict",
-    "to_dict",
-    "unknown_option",
-]
+# Whole modules: each class of options in them is for users.
+from kanerva.config.groups import *  # noqa: F403
+from kanerva.config.models import *  # noqa: F403
+from kanerva.config.parsing import coerce as coerce
+from kanerva.config.parsing import model_from_dict as model_from_dict
+from kanerva.config.parsing import option_groups as option_groups
+from kanerva.config.parsing import option_names as option_names
+from kanerva.config.parsing import run_from_dict as run_from_dict
+from kanerva.config.parsing import unknown_option as unknown_option
+from kanerva.config.plain import flatten as flatten
+from kanerva.config.plain import to_dict as to_dict
+from kanerva.config.run import *  # noqa: F403

@@ -5,53 +5,84 @@ else; a model with one option more has a group of its own.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import ClassVar, Literal
 
-from kanerva.config.checks import require_not_negative, require_positive, require_share
 from kanerva.errors import UserError
+
+# Checks that options share. Each failure is one line that names the option and its value.
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptionGroup:
+    """Options that stand together. Numbers are positive, or not negative where `may_be_zero` names
+    them."""
+
+    group: ClassVar[str]
+    may_be_zero: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                check = require_not_negative if f.name in self.may_be_zero else require_positive
+                check(self, f.name)
+
+
+def label(config: object, option: str) -> str:
+    """An option as it is typed: `memory.size`, or `batch` where it stands in no group."""
+    group = getattr(config, "group", "")
+    return f"{group}.{option}" if group else option
+
+
+def require_positive(config: object, *options: str) -> None:
+    for option in options:
+        if not 0 < (value := getattr(config, option)) < math.inf:  # NaN fails too
+            raise UserError(f"{label(config, option)} must be positive, got {value}")
+
+
+def require_not_negative(config: object, option: str) -> None:
+    if not 0 <= (value := getattr(config, option)) < math.inf:
+        raise UserError(f"{label(config, option)} must not be negative, got {value}")
+
 
 # The paper's networks, which rivals share
 
 
 @dataclass(frozen=True, kw_only=True)
-class ResNetConfig:
+class ResNetConfig(OptionGroup):
     """f_enc: a ResNet-18 (§3.3)."""
 
     group: ClassVar[str] = "encoder"
     width: int = 64
     """Channels of the first stage; the embedding has 8 * width numbers."""
 
-    def __post_init__(self) -> None:
-        require_positive(self, "width")
-
 
 @dataclass(frozen=True, kw_only=True)
 class ShiftedResNetConfig(ResNetConfig):
     """The same with temporal shift: an image sees its neighbours in the episode."""
 
+    may_be_zero: ClassVar[tuple[str, ...]] = ("shift",)
     shift: float = 0.125
     """Share of channels that move forward in the episode, and again as many back; 0 disables."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_share(self, "shift", 0.5)
+        if self.shift > 0.5:
+            raise UserError(f"encoder.shift must lie in [0, 0.5], got {self.shift}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class KeyConfig:
+class KeyConfig(OptionGroup):
     """The network that infers keys."""
 
     group: ClassVar[str] = "keys"
     hidden: int = 512
     """Width of its hidden layers."""
 
-    def __post_init__(self) -> None:
-        require_positive(self, "hidden")
-
 
 @dataclass(frozen=True, kw_only=True)
-class VectorReadoutConfig:
+class VectorReadoutConfig(OptionGroup):
     """Z as one vector: its posterior q(Z|X)."""
 
     group: ClassVar[str] = "readout"
@@ -59,9 +90,6 @@ class VectorReadoutConfig:
     """L, numbers of z. ours: the paper does not say."""
     hidden: int = 512
     """Width of hidden layers."""
-
-    def __post_init__(self) -> None:
-        require_positive(self, "size", "hidden")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,13 +99,9 @@ class PaperReadoutConfig(VectorReadoutConfig):
     prior_width: int = 64
     """Feature maps of the prior's first convolution. ours"""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_positive(self, "prior_width")
-
 
 @dataclass(frozen=True, kw_only=True)
-class DecoderConfig:
+class DecoderConfig(OptionGroup):
     """p(X|Z): conv-transpose layers with EvoNorm-S0 between them."""
 
     group: ClassVar[str] = "decoder"
@@ -86,19 +110,27 @@ class DecoderConfig:
     layers: int = 3
     """Doublings of the side. ours"""
 
-    def __post_init__(self) -> None:
-        require_positive(self, "base", "layers")
-
 
 @dataclass(frozen=True, kw_only=True)
-class PaperMemoryConfig:
-    """The latent memory M as printed: written whole, read at K windows."""
+class MapConfig(OptionGroup):
+    """A memory that is a square of feature maps."""
 
     group: ClassVar[str] = "memory"
     channels: int = 3
     """Cm."""
     size: int = 64
     """Hm = Wm."""
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Cm, Hm, Wm."""
+        return (self.channels, self.size, self.size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PaperMemoryConfig(MapConfig):
+    """The latent memory M as printed: written whole, read at K windows."""
+
     reads: int = 2
     """K, chosen in §4.3."""
     block: int = 16
@@ -107,21 +139,16 @@ class PaperMemoryConfig:
     """Feature maps of the writer's first layer, halved per layer."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "channels", "size", "reads", "block", "base")
+        super().__post_init__()
         if self.block > self.size:
             raise UserError(f"memory.block={self.block} exceeds memory.size={self.size}")
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """Cm, Hm, Wm."""
-        return (self.channels, self.size, self.size)
 
 
 # kpp's own
 
 
 @dataclass(frozen=True, kw_only=True)
-class KppEncoderConfig:
+class KppEncoderConfig(OptionGroup):
     """Each image by itself, to feature maps of a quarter of its side. ours"""
 
     group: ClassVar[str] = "encoder"
@@ -130,15 +157,13 @@ class KppEncoderConfig:
     depth: int = 2
     """Residual blocks at each of the two resolutions."""
 
-    def __post_init__(self) -> None:
-        require_positive(self, "width", "depth")
-
 
 @dataclass(frozen=True, kw_only=True)
-class KppReadoutConfig:
+class KppReadoutConfig(OptionGroup):
     """Z with a global and a spatial part. ours"""
 
     group: ClassVar[str] = "readout"
+    may_be_zero: ClassVar[tuple[str, ...]] = ("size", "channels")
     size: int = 32
     """Numbers of the global part; 0 leaves it out."""
     channels: int = 16
@@ -147,17 +172,17 @@ class KppReadoutConfig:
     """Feature maps of the networks."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "prior_width")
-        require_not_negative(self, "size", "channels")
+        super().__post_init__()
         if self.size + self.channels == 0:
             raise UserError("a readout needs readout.size or readout.channels, both are 0")
 
 
 @dataclass(frozen=True, kw_only=True)
-class KppDecoderConfig:
+class KppDecoderConfig(OptionGroup):
     """Residual blocks at a quarter and at half the side. ours"""
 
     group: ClassVar[str] = "decoder"
+    may_be_zero: ClassVar[tuple[str, ...]] = ("neighbours",)
     base: int = 128
     """Feature maps at a quarter of the side; half as many at half of it."""
     depth: int = 2
@@ -168,35 +193,28 @@ class KppDecoderConfig:
     """Features of each pixel in that context."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "base", "depth", "near_width")
-        require_not_negative(self, "neighbours")
+        super().__post_init__()
+        if not self.neighbours and self.near_width != KppDecoderConfig.near_width:
+            raise UserError(
+                f"decoder.near-width={self.near_width} needs decoder.neighbours above 0"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
-class GridConfig:
+class GridConfig(MapConfig):
     """A memory that is a grid of cells. ours"""
 
-    group: ClassVar[str] = "memory"
-    channels: int = 3
-    """Cm."""
-    size: int = 64
-    """Hm = Wm."""
     capacity: int = 36
     """Blocks there is room for: the cells of the grid."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "channels", "size", "capacity")
+        super().__post_init__()
         rows, columns = rows_and_columns(self.capacity)
         if columns > self.size:
             raise UserError(
                 f"memory.capacity={self.capacity} is a grid of {rows} x {columns} cells, too "
                 f"fine for a memory of side {self.size}"
             )
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """Cm, Hm, Wm."""
-        return (self.channels, self.size, self.size)
 
 
 Placement = Literal["cells", "transport"]
@@ -206,6 +224,7 @@ Placement = Literal["cells", "transport"]
 class KppMemoryConfig(GridConfig):
     """The same, a block for each image. ours"""
 
+    may_be_zero: ClassVar[tuple[str, ...]] = ("unwritten", "noise", "locality")
     placement: Placement = "cells"
     """cells: at random, read whole. transport: learned keys on cells, read between them."""
     unwritten: float = 0.125
@@ -219,9 +238,8 @@ class KppMemoryConfig(GridConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.unwritten < 1:
+        if self.unwritten >= 1:
             raise UserError(f"memory.unwritten must lie in [0, 1), got {self.unwritten}")
-        require_not_negative(self, "noise", "locality")
         if self.locality and self.placement != "transport":
             raise UserError(f"memory.locality needs placement=transport, not {self.placement}")
         rows, columns = rows_and_columns(self.capacity)
@@ -250,11 +268,12 @@ class BitsMemoryConfig(GridConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_share(self, "unwritten", 0.5)
+        if self.unwritten >= 1:
+            raise UserError(f"memory.unwritten must be less than 1, got {self.unwritten}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class CodeConfig:
+class CodeConfig(OptionGroup):
     """Blocks as bits: a gist with a price, and pixels given it. ours"""
 
     group: ClassVar[str] = "code"
@@ -262,10 +281,8 @@ class CodeConfig:
     """Parts of a gist, the most telling first; what is dropped is dropped from the end."""
     beta: float = 2.0
     """What a nat of gist costs in training, in nats of pixels; the larger the fewer bits."""
-    detail: bool = True
-    """Pixels can be stored too, in an entropy code that sees the gist and their neighbours."""
     reach: int = 7
-    """Radius of the pixels that this code sees."""
+    """Radius of the pixels that the code of pixels sees."""
     width: int = 128
     """Units of its layers."""
     depth: int = 2
@@ -274,7 +291,12 @@ class CodeConfig:
     """Feature maps through which it sees the gist; at most 48, so that sums stay exact."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "groups", "beta", "reach", "width", "depth", "maps")
+        super().__post_init__()
+        for option, most in (("maps", 48), ("width", 448)):  # beyond, sums would pass 2^24
+            if getattr(self, option) > most:
+                raise UserError(
+                    f"code.{option} must be at most {most}, got {getattr(self, option)}"
+                )
 
 
 def rows_and_columns(capacity: int) -> tuple[int, int]:
@@ -300,7 +322,7 @@ def rows_and_columns(capacity: int) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RowsConfig:
+class RowsConfig(OptionGroup):
     """A memory of rows."""
 
     group: ClassVar[str] = "rows"
@@ -308,9 +330,6 @@ class RowsConfig:
     """Rows."""
     width: int = 100
     """Numbers in a row."""
-
-    def __post_init__(self) -> None:
-        require_positive(self, "count", "width")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -322,10 +341,6 @@ class MatrixConfig(RowsConfig):
     charge: bool = True
     """Training pays for KL(M) too; without it M holds more. ours"""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_positive(self, "noise")
-
 
 @dataclass(frozen=True, kw_only=True)
 class AddressedMatrixConfig(MatrixConfig):
@@ -334,10 +349,6 @@ class AddressedMatrixConfig(MatrixConfig):
     address: int = 32
     """Numbers of y, from which an address is made. ours"""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_positive(self, "address")
-
 
 @dataclass(frozen=True, kw_only=True)
 class SlotsConfig(RowsConfig):
@@ -345,7 +356,3 @@ class SlotsConfig(RowsConfig):
 
     heads: int = 4
     """Reads for each image."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_positive(self, "heads")

@@ -4,29 +4,10 @@ An option that a model does not use is not in its config, so giving it is an err
 a default raises `config_version`: the hash of a config covers what differs from the defaults.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from kanerva.config.groups import (
-    AddressedMatrixConfig,
-    BitsMemoryConfig,
-    CodeConfig,
-    DecoderConfig,
-    GridConfig,
-    KeyConfig,
-    KppDecoderConfig,
-    KppEncoderConfig,
-    KppMemoryConfig,
-    KppReadoutConfig,
-    MatrixConfig,
-    PaperMemoryConfig,
-    PaperReadoutConfig,
-    ResNetConfig,
-    ShiftedResNetConfig,
-    SlotsConfig,
-    VectorReadoutConfig,
-    rows_and_columns,
-)
+from kanerva.config import groups
 from kanerva.errors import UserError
 
 LikelihoodName = Literal["bernoulli", "logistic_mixture"]
@@ -55,28 +36,20 @@ class KppConfig(ModelConfig):
     """`kpp`: Kanerva++ with a real heap."""
 
     name: ClassVar[str] = "kpp"
-    encoder: KppEncoderConfig = field(default_factory=KppEncoderConfig)
-    memory: KppMemoryConfig = field(default_factory=KppMemoryConfig)
-    keys: KeyConfig = field(default_factory=lambda: KeyConfig(hidden=256))
-    readout: KppReadoutConfig = field(default_factory=KppReadoutConfig)
-    decoder: KppDecoderConfig = field(default_factory=KppDecoderConfig)
+    encoder: groups.KppEncoderConfig = groups.KppEncoderConfig()
+    memory: groups.KppMemoryConfig = groups.KppMemoryConfig()
+    keys: groups.KeyConfig = groups.KeyConfig(hidden=256)
+    readout: groups.KppReadoutConfig = groups.KppReadoutConfig()
+    decoder: groups.KppDecoderConfig = groups.KppDecoderConfig()
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.memory.outline and self.likelihood != "logistic_mixture":
             raise UserError("memory.outline is for 8-bit pixels: likelihood=logistic_mixture")
-        default = KppConfig.__dataclass_fields__["keys"].default_factory()  # pyright: ignore
-        if self.memory.placement == "cells" and self.keys != default:
+        if self.memory.placement == "cells" and self.keys != KppConfig.keys:
             raise UserError(
                 f"keys.hidden={self.keys.hidden} is for memory.placement=transport, not cells"
             )
-        require_context(self.decoder)
-
-
-def require_context(decoder: KppDecoderConfig) -> None:
-    """Without a pixel context its width would be ignored."""
-    if not decoder.neighbours and decoder.near_width != KppDecoderConfig.near_width:
-        raise UserError(f"decoder.near-width={decoder.near_width} needs decoder.neighbours above 0")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,16 +57,16 @@ class KppBitsConfig(KppConfig):
     """`kpp-bits`: the same, holding by bits."""
 
     name: ClassVar[str] = "kpp-bits"
-    memory: BitsMemoryConfig = field(default_factory=BitsMemoryConfig)  # pyright: ignore[reportIncompatibleVariableOverride]
-    code: CodeConfig = field(default_factory=CodeConfig)
+    memory: groups.BitsMemoryConfig = groups.BitsMemoryConfig()  # pyright: ignore[reportIncompatibleVariableOverride]
+    code: groups.CodeConfig = groups.CodeConfig()
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        rows, columns = rows_and_columns(self.memory.capacity)
-        memory, groups = self.memory, self.code.groups
+        memory, parts = self.memory, self.code.groups
+        rows, columns = groups.rows_and_columns(memory.capacity)
         numbers = memory.channels * (memory.size // rows) * (memory.size // columns)
-        if numbers % groups or numbers == groups:
-            raise UserError(f"a block of {numbers} numbers does not divide into {groups} groups")
+        if numbers % parts or numbers == parts:
+            raise UserError(f"a block of {numbers} numbers does not divide into {parts} groups")
         if self.likelihood != "bernoulli":
             raise UserError("kpp-bits takes pixels that are 0 or 1: likelihood=bernoulli")
 
@@ -104,14 +77,10 @@ class KppEmptyConfig(ModelConfig):
     the block is that its prior is given: zeros."""
 
     name: ClassVar[str] = "kpp-empty"
-    encoder: KppEncoderConfig = field(default_factory=KppEncoderConfig)
-    memory: GridConfig = field(default_factory=GridConfig)
-    readout: KppReadoutConfig = field(default_factory=KppReadoutConfig)
-    decoder: KppDecoderConfig = field(default_factory=KppDecoderConfig)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_context(self.decoder)
+    encoder: groups.KppEncoderConfig = groups.KppEncoderConfig()
+    memory: groups.GridConfig = groups.GridConfig()
+    readout: groups.KppReadoutConfig = groups.KppReadoutConfig()
+    decoder: groups.KppDecoderConfig = groups.KppDecoderConfig()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,11 +88,11 @@ class KppPaperConfig(ModelConfig):
     """`kpp-paper`: the model as printed (§3)."""
 
     name: ClassVar[str] = "kpp-paper"
-    encoder: ShiftedResNetConfig = field(default_factory=ShiftedResNetConfig)
-    memory: PaperMemoryConfig = field(default_factory=PaperMemoryConfig)
-    keys: KeyConfig = field(default_factory=KeyConfig)
-    readout: PaperReadoutConfig = field(default_factory=PaperReadoutConfig)
-    decoder: DecoderConfig = field(default_factory=DecoderConfig)
+    encoder: groups.ShiftedResNetConfig = groups.ShiftedResNetConfig()
+    memory: groups.PaperMemoryConfig = groups.PaperMemoryConfig()
+    keys: groups.KeyConfig = groups.KeyConfig()
+    readout: groups.PaperReadoutConfig = groups.PaperReadoutConfig()
+    decoder: groups.DecoderConfig = groups.DecoderConfig()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,9 +100,9 @@ class VaeConfig(ModelConfig):
     """`vae`: no memory (App. C)."""
 
     name: ClassVar[str] = "vae"
-    encoder: ResNetConfig = field(default_factory=ResNetConfig)
-    readout: VectorReadoutConfig = field(default_factory=VectorReadoutConfig)
-    decoder: DecoderConfig = field(default_factory=DecoderConfig)
+    encoder: groups.ResNetConfig = groups.ResNetConfig()
+    readout: groups.VectorReadoutConfig = groups.VectorReadoutConfig()
+    decoder: groups.DecoderConfig = groups.DecoderConfig()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,11 +111,11 @@ class NoMemoryConfig(ModelConfig):
     `kpp-paper` with these options."""
 
     name: ClassVar[str] = "no-memory"
-    encoder: ResNetConfig = field(default_factory=ResNetConfig)
-    memory: PaperMemoryConfig = field(default_factory=PaperMemoryConfig)
-    keys: KeyConfig = field(default_factory=KeyConfig)
-    readout: PaperReadoutConfig = field(default_factory=PaperReadoutConfig)
-    decoder: DecoderConfig = field(default_factory=DecoderConfig)
+    encoder: groups.ResNetConfig = groups.ResNetConfig()
+    memory: groups.PaperMemoryConfig = groups.PaperMemoryConfig()
+    keys: groups.KeyConfig = groups.KeyConfig()
+    readout: groups.PaperReadoutConfig = groups.PaperReadoutConfig()
+    decoder: groups.DecoderConfig = groups.DecoderConfig()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,10 +123,10 @@ class KmConfig(ModelConfig):
     """`km`: the Kanerva Machine."""
 
     name: ClassVar[str] = "km"
-    encoder: ResNetConfig = field(default_factory=ResNetConfig)
-    rows: AddressedMatrixConfig = field(default_factory=AddressedMatrixConfig)
-    keys: KeyConfig = field(default_factory=KeyConfig)
-    decoder: DecoderConfig = field(default_factory=DecoderConfig)
+    encoder: groups.ResNetConfig = groups.ResNetConfig()
+    rows: groups.AddressedMatrixConfig = groups.AddressedMatrixConfig()
+    keys: groups.KeyConfig = groups.KeyConfig()
+    decoder: groups.DecoderConfig = groups.DecoderConfig()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,9 +134,9 @@ class DkmConfig(ModelConfig):
     """`dkm`: the Dynamic Kanerva Machine."""
 
     name: ClassVar[str] = "dkm"
-    encoder: ResNetConfig = field(default_factory=ResNetConfig)
-    rows: MatrixConfig = field(default_factory=MatrixConfig)
-    decoder: DecoderConfig = field(default_factory=DecoderConfig)
+    encoder: groups.ResNetConfig = groups.ResNetConfig()
+    rows: groups.MatrixConfig = groups.MatrixConfig()
+    decoder: groups.DecoderConfig = groups.DecoderConfig()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,7 +144,7 @@ class DkmTsmConfig(DkmConfig):
     """`dkm-tsm`: the same with the encoder of Kanerva++."""
 
     name: ClassVar[str] = "dkm-tsm"
-    encoder: ShiftedResNetConfig = field(default_factory=ShiftedResNetConfig)
+    encoder: groups.ShiftedResNetConfig = groups.ShiftedResNetConfig()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,10 +152,10 @@ class VmaConfig(ModelConfig):
     """`vma`: Variational Memory Addressing."""
 
     name: ClassVar[str] = "vma"
-    encoder: ResNetConfig = field(default_factory=ResNetConfig)
-    keys: KeyConfig = field(default_factory=KeyConfig)
-    readout: VectorReadoutConfig = field(default_factory=VectorReadoutConfig)
-    decoder: DecoderConfig = field(default_factory=DecoderConfig)
+    encoder: groups.ResNetConfig = groups.ResNetConfig()
+    keys: groups.KeyConfig = groups.KeyConfig()
+    readout: groups.VectorReadoutConfig = groups.VectorReadoutConfig()
+    decoder: groups.DecoderConfig = groups.DecoderConfig()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,18 +163,18 @@ class DncConfig(ModelConfig):
     """`dnc`: the differentiable neural computer."""
 
     name: ClassVar[str] = "dnc"
-    encoder: ResNetConfig = field(default_factory=ResNetConfig)
-    rows: SlotsConfig = field(default_factory=SlotsConfig)
-    keys: KeyConfig = field(default_factory=KeyConfig)
-    readout: VectorReadoutConfig = field(default_factory=VectorReadoutConfig)
-    decoder: DecoderConfig = field(default_factory=DecoderConfig)
+    encoder: groups.ResNetConfig = groups.ResNetConfig()
+    rows: groups.SlotsConfig = groups.SlotsConfig()
+    keys: groups.KeyConfig = groups.KeyConfig()
+    readout: groups.VectorReadoutConfig = groups.VectorReadoutConfig()
+    decoder: groups.DecoderConfig = groups.DecoderConfig()
 
 
 MODEL_CONFIGS: dict[str, type[ModelConfig]] = {
     config.name: config
     for config in (
-        KppConfig, KppBitsConfig, KppEmptyConfig, KppPaperConfig, VaeConfig, NoMemoryConfig, KmConfig,
-        DkmConfig, DkmTsmConfig, VmaConfig, DncConfig,
+        KppConfig, KppBitsConfig, KppEmptyConfig, KppPaperConfig, VaeConfig, NoMemoryConfig,
+        KmConfig, DkmConfig, DkmTsmConfig, VmaConfig, DncConfig,
     )
 }  # fmt: skip
 

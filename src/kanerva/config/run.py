@@ -2,10 +2,10 @@
 
 import hashlib
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from kanerva.config.checks import require_not_negative, require_positive
+from kanerva.config.groups import OptionGroup, require_positive
 from kanerva.config.models import KppConfig, ModelConfig, VmaConfig
 from kanerva.config.plain import flatten, to_dict
 from kanerva.data.registry import DATASETS, Binarization
@@ -16,7 +16,7 @@ Precision = Literal["32-true", "bf16-mixed"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataConfig:
+class DataConfig(OptionGroup):
     """Which images, and how grey pixels become bits: named beside every figure."""
 
     group: ClassVar[str] = "data"
@@ -32,17 +32,17 @@ class DataConfig:
     """celeba: side of the centred square that is taken; the whole picture unless given."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.set not in DATASETS:
             raise UserError(f"unknown data set {self.set!r}; there are {', '.join(DATASETS)}")
-        if self.crop is not None:
-            require_positive(self, "crop")
 
 
 @dataclass(frozen=True, kw_only=True)
-class OptimConfig:
+class OptimConfig(OptionGroup):
     """The paper's: LARS around Adam, one-cycle cosine (App. E)."""
 
     group: ClassVar[str] = "optim"
+    may_be_zero: ClassVar[tuple[str, ...]] = ("weight_decay", "warmup_epochs", "ema")
     optimiser: Literal["lars_adam", "adamw"] = "lars_adam"
     """lars_adam is the paper's."""
     lr: float = 5e-3
@@ -59,12 +59,9 @@ class OptimConfig:
     """Weight of both KL terms in training; with any but 1 what is minimised is no bound."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "lr", "clip")
-        require_not_negative(self, "weight_decay", "warmup_epochs")
-        if not 0 <= self.ema < 1:
+        super().__post_init__()
+        if self.ema >= 1:
             raise UserError(f"optim.ema must lie in [0, 1), got {self.ema}")
-        if self.kl_weight != "1/T":
-            require_positive(self, "kl_weight")
 
 
 NOT_HASHED = ("seed", "log_every", "preset", "variant", "execution", "data.folder")
@@ -75,14 +72,14 @@ class RunConfig:
     """A training run."""
 
     config_version: ClassVar[int] = 1
-    model: ModelConfig = field(default_factory=KppConfig)
+    model: ModelConfig = KppConfig()
     """The model, by name; its options stand beside the run's own."""
     preset: str = "glyphs"
     """The data set whose settings the run starts from."""
     variant: str | None = None
     """kpp: which settings of a preset, store or generate."""
-    data: DataConfig = field(default_factory=DataConfig)
-    optim: OptimConfig = field(default_factory=OptimConfig)
+    data: DataConfig = DataConfig()
+    optim: OptimConfig = OptimConfig()
     episode_length: int = 32
     """T, images of an episode. ours: the paper trains between 5 and 64 (§4.3)."""
     batch: int = 8

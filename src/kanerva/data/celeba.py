@@ -4,23 +4,17 @@ Read from `img_align_celeba/000001.jpg` and so on, beside `list_eval_partition.t
 the publishers' folders have them, in `Img/` and `Eval/`.
 """
 
-import os
 import re
 import warnings
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from kanerva.data.image_set import ImageSet
-from kanerva.data.packing import Packing, packed, state_of
-from kanerva.data.picture_files import (
-    Unreadable,
-    channels_first,
-    check_size,
-    open_picture,
-    read_files,
-)
+from kanerva.data.packing import packed_files, state_of
+from kanerva.data.picture_files import Unreadable, channels_first, open_picture
 from kanerva.errors import UserError
 
 SHAPE = (3, 64, 64)
@@ -50,28 +44,16 @@ def load(split: str, place: Path, crop: int | None = None) -> ImageSet | None:
     named = [name for name, its_split in read_partition(partition) if its_split == split]
     if not named:
         raise UserError(f"{partition}: names no {split} images")
-    there = {entry.name: entry for entry in os.scandir(images) if entry.is_file()}
-    present = [there[name] for name in named if name in there]
-    missing = [name for name in named if name not in there]
-    if not present:
+    files = [(name, images / name) for name in named if (images / name).is_file()]
+    if not files:
         raise UserError(f"{images}: holds none of the {len(named)} {split} images")
-    check_size(images, len(present), SHAPE)
-
-    def read(path: Path) -> np.ndarray:
-        return face(path, crop)
-
-    def fill(packing: Packing) -> None:
-        problems: dict[str, str] = {}
-        files = [(entry.name, Path(entry.path)) for entry in present]
-        for _, pixels in read_files(files, read, f"celeba {split}", problems):
-            packing.add(pixels[None])
-        packing.note = _left_out(images, split, len(named), missing, problems)
-
-    state = state_of([partition, *present])
-    key = f"{images.resolve()} {partition.resolve()} {state} {len(missing)} {split} crop={crop}"
-    found = packed(f"celeba-{split}", key, len(present), SHAPE, fill)
-    if found.note:
-        warnings.warn(found.note, stacklevel=2)
+    there = dict(files)
+    if missing := [name for name in named if name not in there]:
+        what = f"{len(missing)} are missing, such as {missing[0]}"
+        warnings.warn(f"{images}: of {len(named)} {split} images {what}", stacklevel=2)
+    key = f"{split} crop={crop} {partition.resolve()} {state_of([partition])}"
+    read = partial(face, crop=crop)
+    found = packed_files(f"celeba-{split}", key, images, files, read, SHAPE)
     return ImageSet("celeba", split, torch.from_numpy(found.images))
 
 
@@ -110,19 +92,3 @@ def face(path: Path, crop: int | None) -> np.ndarray:
         picture = picture.crop((left, top, left + crop, top + crop))
     _, height, width = SHAPE
     return channels_first(picture.resize((width, height), Image.Resampling.LANCZOS))
-
-
-def _left_out(
-    images: Path, split: str, count: int, missing: list[str], problems: dict[str, str]
-) -> str:
-    """How many images of a split are missing or broken, in a line; an error if all are."""
-    parts: list[str] = []
-    if missing:
-        parts.append(f"{len(missing)} are missing, such as {missing[0]}")
-    if problems:
-        first = next(f"{name}: {problem}" for name, problem in problems.items())
-        parts.append(f"{len(problems)} cannot be read, such as {first}")
-    what = f"{images}: of {count} {split} images {'; '.join(parts)}"
-    if len(missing) + len(problems) == count:
-        raise UserError(what)
-    return what if parts else ""

@@ -39,6 +39,10 @@ def load(split: str, place: Path) -> ImageSet | None:
         return None
     names = BATCHES["test" if split == "test" else "train"]
     raw = _read_archive(source, names) if source.is_file() else _read_folder(source, names)
+    if missing := [name for name in names if name not in raw]:
+        raise UserError(
+            f"{source}: {', '.join(missing)} not there: remove it and fetch cifar10 again"
+        )
     for name in names:
         if not raw[name] or len(raw[name]) % RECORD:
             raise UserError(
@@ -57,10 +61,7 @@ def is_present(place: Path) -> bool:
 
 
 def _read_folder(folder: Path, names: tuple[str, ...]) -> dict[str, bytes]:
-    missing = [name for name in names if not (folder / name).is_file()]
-    if missing:
-        raise UserError(f"{folder}: {', '.join(missing)} not there: fetch cifar10 again")
-    return {name: (folder / name).read_bytes() for name in names}
+    return {name: (folder / name).read_bytes() for name in names if (folder / name).is_file()}
 
 
 def _read_archive(path: Path, names: tuple[str, ...]) -> dict[str, bytes]:
@@ -77,9 +78,4 @@ def _read_archive(path: Path, names: tuple[str, ...]) -> dict[str, bytes]:
         raise UserError(
             f"{path}: not a whole archive ({error}): remove it and fetch cifar10 again"
         ) from error
-    missing = [name for name in names if name not in found]
-    if missing:
-        raise UserError(
-            f"{path}: {', '.join(missing)} not in it: remove it and fetch cifar10 again"
-        )
     return found

@@ -50,7 +50,7 @@ class TrainingEpisodes:
         world_size: int = 1,
     ) -> None:
         _check_length(episode_length, image_set)
-        _check_batch(batch, episode_length, image_set, rank, world_size)
+        _check_batch(batch, episode_length, image_set, world_size)
         self.image_set = image_set
         self.episode_length = episode_length
         self.batch = batch
@@ -152,7 +152,12 @@ class FixedEpisodes:
             indices = order[places % size].view(-1, episode_length)
             counted = (places < size).view(-1, episode_length)
         else:
-            _check_paths(image_set.groups, episode_length, image_set)
+            shortest = int(_paths(image_set.groups)[1].min())
+            if episode_length > shortest:
+                raise UserError(
+                    f"episode_length={episode_length} is longer than a path of {name} {split}: "
+                    f"{shortest} frames"
+                )
             indices, counted = cover_paths(image_set.groups, episode_length)
             order = torch.randperm(len(indices), generator=shuffle)
             indices, counted = indices[order], counted[order]
@@ -218,15 +223,6 @@ def _holds(image_set: ImageSet, length: int) -> int:
     return int((_paths(image_set.groups)[1] // length).sum())
 
 
-def _check_paths(groups: Labels, episode_length: int, image_set: ImageSet) -> None:
-    shortest = int(_paths(groups)[1].min())
-    if episode_length > shortest:
-        raise UserError(
-            f"episode_length={episode_length} is longer than a path of {image_set.name} "
-            f"{image_set.split}: {shortest} frames"
-        )
-
-
 def _check_length(episode_length: int, image_set: ImageSet) -> None:
     if episode_length < 1:
         raise UserError(f"episode_length={episode_length}: use 1 or more")
@@ -237,23 +233,16 @@ def _check_length(episode_length: int, image_set: ImageSet) -> None:
         )
 
 
-def _check_batch(batch: int, length: int, image_set: ImageSet, rank: int, world_size: int) -> None:
+def _check_batch(batch: int, length: int, image_set: ImageSet, world_size: int) -> None:
     if batch < 1:
         raise UserError(f"batch={batch}: use 1 or more episodes")
-    if batch * length > len(image_set):
-        raise UserError(
-            f"batch={batch} episodes of {length} are {batch * length} images, and "
-            f"{image_set.name} {image_set.split} holds {len(image_set)}: "
-            f"use batch {len(image_set) // length} or less"
-        )
     holds = _holds(image_set, length)
-    if batch > holds:  # fewer than by the count: an episode does not cross from path to path
+    if batch > holds:  # along paths fewer than by the count: none crosses from one to the next
+        along = "" if image_set.groups is None else " along its paths"
         raise UserError(
-            f"batch={batch} episodes of {length} neighbouring frames, and the paths of "
-            f"{image_set.name} {image_set.split} hold {holds}: lower batch or episode_length"
+            f"batch={batch} episodes of {length}, and {image_set.name} {image_set.split} holds "
+            f"{holds}{along}: use batch {holds} or less, or a shorter episode_length"
         )
-    if not 0 <= rank < world_size:
-        raise UserError(f"rank={rank} of world_size={world_size}: use 0 to {world_size - 1}")
     if batch % world_size:
         raise UserError(
             f"batch={batch} does not divide among {world_size} processes: use a multiple"

@@ -13,7 +13,6 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -43,16 +42,9 @@ DAMAGE = (
 Member = Any  # a file in a zip: IO[bytes] to a type checker, not to beartype
 
 
-@dataclass(frozen=True)
-class Source:
-    """Where one part is: npz files in their order, or a folder of images."""
-
-    npz: tuple[Path, ...] = ()
-    folder: Path | None = None
-
-
-def find_imagenet(name: str, part: str, place: Path) -> Source | None:
-    """The official `train` or `val`: npz files in `place` or a folder in it, else images."""
+def find_imagenet(name: str, part: str, place: Path) -> list[Path]:
+    """The official `train` or `val`: npz files in `place` or a folder in it, in their order; else
+    one folder of images; else nothing."""
     size = SIZES[name]
     found = [*place.glob("*.npz"), *place.glob("*/*.npz")]
     if part == "val":
@@ -64,13 +56,11 @@ def find_imagenet(name: str, part: str, place: Path) -> Source | None:
         if absent:
             raise UserError(f"{place}: train_data_batch_{absent[0]}.npz is not there")
     if npz:
-        return Source(npz=tuple(npz))
+        return npz
     folders = ("train", f"train_{size}x{size}")
     if part == "val":
         folders = ("val", "valid", f"valid_{size}x{size}")
-    known = (place / folder for folder in folders if (place / folder).is_dir())
-    folder = next(known, None)
-    return None if folder is None else Source(folder=folder)
+    return [place / folder for folder in folders if (place / folder).is_dir()][:1]
 
 
 def load_imagenet(name: str, split: str, place: Path) -> ImageSet | None:
@@ -78,25 +68,25 @@ def load_imagenet(name: str, split: str, place: Path) -> ImageSet | None:
     size = SIZES[name]
     part = "val" if split == "test" else "train"
     source = find_imagenet(name, part, place)
-    if source is None:
+    if not source:
         pickles = [*place.glob("train_data_batch_1"), *place.glob("val_data")]
         if pickles:
             raise UserError(f"{pickles[0]}: a pickle, which is never opened here: use the npz form")
-        if find_imagenet(name, "train" if part == "val" else "val", place) is not None:
+        if find_imagenet(name, "train" if part == "val" else "val", place):
             file = "val_data.npz" if part == "val" else "train_data_batch_1.npz"
             raise UserError(f"{place}: neither {file} nor a folder {part}/ is there")
         return None
-    if source.folder is None:
-        found = _npz(name, split, source.npz, size)
+    if source[0].is_dir():
+        found = _folder(name, split, source[0], size)
     else:
-        found = _folder(name, split, source.folder, size)
+        found = _npz(name, split, source, size)
     labels = None if found.labels is None else torch.from_numpy(found.labels)
     return ImageSet(name, split, torch.from_numpy(found.images), labels)
 
 
 def has_test_images(name: str, place: Path) -> bool:
     """Whether the official validation set, which is test here, is there."""
-    return find_imagenet(name, "val", place) is not None
+    return bool(find_imagenet(name, "val", place))
 
 
 def in_split(name: str, split: str, count: int) -> np.ndarray:

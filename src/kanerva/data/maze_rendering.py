@@ -2,18 +2,18 @@
 
 import functools
 import io
+import json
 import math
 import os
-import queue
-import struct
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from ctypes.util import find_library
-from typing import IO, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import UInt8
@@ -170,111 +170,77 @@ def _numpy_seeded(seed: int) -> Iterator[None]:
 def render(
     seed: int, paths: dict[str, int], frames: int = FRAMES, workers: int | None = None
 ) -> dict[str, list[bytes]]:
-    """So many packed paths for each split; whatever the number of workers, the same ones."""
+    """So many packed paths for each split; whatever the number of workers, the same ones.
+
+    Workers end with this function, however it ends, or after a path when this process is gone.
+    They are plain subprocesses: those of `multiprocessing` would run the caller's script again.
+    """
     from tqdm import tqdm
 
     orders = [(seed, split, n, frames) for split, count in paths.items() for n in range(count)]
     wanted = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     workers = min(workers or wanted or 1, len(orders))
     bar = tqdm(total=len(orders) * frames, desc="rendering mazes", unit="frame", disable=None)
-    done: dict[str, list[bytes]] = {split: [] for split in paths}
-    with bar, painters(workers) as paint:
-        for order, packed in zip(orders, paint(orders), strict=True):
-            done[order[1]].append(packed)
-            bar.update(frames)
-    return done
+    with bar, tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        hired = []
+        try:
+            for number in range(workers):
+                hired.append(_hire(folder, number, orders[number::workers]))
+            while any(process.poll() is None for process in hired):
+                time.sleep(0.1)
+                bar.update(len(list(folder.glob("*.webp"))) * frames - bar.n)
+                _check(hired, folder)
+            _check(hired, folder)
+        finally:
+            for process in hired:
+                process.kill()
+                process.wait()
+        return {
+            split: [(folder / f"{split}-{n}.webp").read_bytes() for n in range(count)]
+            for split, count in paths.items()
+        }
 
 
 Order = tuple[int, str, int, int]  # seed, split, number, frames
 
 
-@contextmanager
-def painters(count: int) -> Iterator[Callable[[list[Order]], Iterator[bytes]]]:
-    """Processes that render, and what sends them orders. They end with the block, however it ends,
-    or when this process is gone.
-
-    Plain subprocesses: those of `multiprocessing` would run the caller's script again.
-    """
-    idle: queue.SimpleQueue[Painter] = queue.SimpleQueue()
-    with ThreadPoolExecutor(count) as threads:
-        hired: list[Painter] = []
-
-        def serve(order: Order) -> bytes:
-            painter = idle.get()
-            try:
-                return painter.paint(order)
-            finally:
-                idle.put(painter)
-
-        try:
-            for _ in range(count):
-                hired.append(Painter())
-                idle.put(hired[-1])
-            yield lambda orders: threads.map(serve, orders)
-        finally:
-            threads.shutdown(wait=False, cancel_futures=True)
-            for painter in hired:
-                painter.dismiss()
-
-
-class Painter:
-    """One process that renders: an order goes in as a line, a packed path comes back."""
-
-    def __init__(self) -> None:
-        self.complaints = tempfile.TemporaryFile()
-        here = os.pathsep.join(path or os.getcwd() for path in sys.path)
-        quiet = {"LP_NUM_THREADS": "0", "OMP_NUM_THREADS": "1"}  # a process is a core's work
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", "from kanerva.data.maze_rendering import work; work()"],
+def _hire(folder: Path, number: int, orders: list[Order]) -> subprocess.Popen[bytes]:
+    """A process that renders its share into files."""
+    here = os.pathsep.join(path or os.getcwd() for path in sys.path)
+    quiet = {"LP_NUM_THREADS": "0", "OMP_NUM_THREADS": "1"}  # a process is a core's work
+    script = "from kanerva.data.maze_rendering import work; work()"
+    with (folder / f"{number}.log").open("wb") as log:
+        return subprocess.Popen(
+            [sys.executable, "-c", script, str(folder), str(os.getpid()), json.dumps(orders)],
             env=os.environ | quiet | {"PYTHONPATH": here} | opengl(),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self.complaints,
+            stdout=log,
+            stderr=log,
             start_new_session=True,  # Ctrl-C is for the one who asked
         )
 
-    def paint(self, order: Order) -> bytes:
-        """A path, or the reason why there is none."""
-        stdin, stdout = self.process.stdin, self.process.stdout
-        assert stdin is not None and stdout is not None
-        try:
-            stdin.write((" ".join(map(str, order)) + "\n").encode())
-            stdin.flush()
-            (size,) = struct.unpack("<q", _exactly(stdout, 8))
-            return _exactly(stdout, size)
-        except (OSError, EOFError) as error:
-            raise UserError(
-                f"mazes cannot be rendered: {self._last_words()} (MUJOCO_GL="
-                f"{opengl()['MUJOCO_GL']}: it needs Debian's libosmesa6, or libegl1 for egl)"
-            ) from error
-
-    def dismiss(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        for pipe in (self.process.stdin, self.process.stdout, self.complaints):
-            if pipe is not None:
-                try:
-                    pipe.close()
-                except OSError:  # an order that was never read
-                    pass
-
-    def _last_words(self) -> str:
-        self.process.wait()
-        self.complaints.seek(0)
-        lines = self.complaints.read().decode(errors="replace").split("\n")
-        said = [line.strip() for line in lines if line.strip()]
-        return said[-1][:200] if said else f"a process ended with {self.process.returncode}"
-
 
 def work() -> None:
-    """What a painter does until nobody asks any more."""
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever else is printed must not get between
-    for line in sys.stdin:
-        seed, split, number, frames = line.split()
-        packed = pack(render_path(int(seed), split, int(number), int(frames)))
-        answers.write(struct.pack("<q", len(packed)) + packed)
-        answers.flush()
+    """What a hired process does, while somebody waits for it."""
+    folder, parent, orders = sys.argv[1:]
+    for seed, split, number, frames in json.loads(orders):
+        if os.getppid() != int(parent):
+            return
+        draft = Path(folder, f"{split}-{number}.draft")
+        draft.write_bytes(pack(render_path(seed, split, number, frames)))
+        draft.rename(draft.with_suffix(".webp"))
+
+
+def _check(hired: list[subprocess.Popen[bytes]], folder: Path) -> None:
+    """Say why a process that ended badly did."""
+    for number, process in enumerate(hired):
+        if process.poll():
+            said = (folder / f"{number}.log").read_text(errors="replace").strip()
+            last = said.split("\n")[-1].strip()[:200] or f"ended with {process.returncode}"
+            raise UserError(
+                f"mazes cannot be rendered: {last} (MUJOCO_GL="
+                f"{opengl()['MUJOCO_GL']}: it needs Debian's libosmesa6, or libegl1 for egl)"
+            )
 
 
 def opengl() -> dict[str, str]:
@@ -283,10 +249,3 @@ def opengl() -> dict[str, str]:
     return {
         "MUJOCO_GL": os.environ.get("MUJOCO_GL") or ("osmesa" if find_library("OSMesa") else "egl")
     }
-
-
-def _exactly(stream: IO[bytes], size: int) -> bytes:
-    found = stream.read(size)
-    if len(found) != size:
-        raise EOFError
-    return found

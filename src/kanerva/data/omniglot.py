@@ -19,6 +19,7 @@ import torch
 from kanerva.data.cache import Arrays, cached_arrays
 from kanerva.data.download import published
 from kanerva.data.image_set import ImageSet
+from kanerva.data.packing import state_of
 from kanerva.errors import UserError
 from kanerva.seeding import stream
 
@@ -84,9 +85,7 @@ def resize_ink(ink: np.ndarray) -> np.ndarray:
 def _state(source: Path) -> str:
     """What changes when the source does: its name, sizes and times of writing."""
     files = sorted(source.rglob("*.png")) if source.is_dir() else [source]
-    stats = [file.stat() for file in files]
-    size, newest = sum(s.st_size for s in stats), max((s.st_mtime_ns for s in stats), default=0)
-    return f"{source.resolve()} {len(files)} {size} {newest} {SIZE}"
+    return f"{source.resolve()} {state_of(files)} {SIZE}"
 
 
 def _read(source: Path, part: str) -> Arrays:

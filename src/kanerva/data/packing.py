@@ -5,8 +5,7 @@ import json
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -16,6 +15,7 @@ import numpy as np
 from kanerva.data.cache import cache_dir
 from kanerva.data.picture_files import Files, Read, check_size, read_files, skipped
 from kanerva.errors import UserError
+from kanerva.locks import alone
 
 
 @dataclass(frozen=True)
@@ -97,6 +97,7 @@ def packed(
     place = cache_dir() / "built"
     short = hashlib.sha256(f"{key} {shape}".encode()).hexdigest()[:16]
     folder, draft = place / f"{name}-{short}", place / f".{name}-{short}.tmp"
+    lock = place / f".{name}-{short}.lock"
     kept = _kept(folder, shape)
     if kept is not None:
         return kept
@@ -104,7 +105,8 @@ def packed(
     advice = f"point $KANERVA_CACHE at a folder with room for {need / 1e9:.1f} GB"
     try:
         place.mkdir(parents=True, exist_ok=True)
-        with _alone(place / f".{name}-{short}.lock"):
+        lock.touch()
+        with alone(lock):
             kept = _kept(folder, shape)
             if kept is not None:
                 return kept
@@ -152,16 +154,3 @@ def _kept(folder: Path, shape: tuple[int, int, int]) -> Packed | None:
         return Packed(images, labels, str(about["note"])) if sound else None
     except (OSError, ValueError, KeyError, TypeError, EOFError):
         return None
-
-
-@contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """Wait until no other process is inside; a kill lets go."""
-    try:
-        import fcntl
-    except ImportError:  # not on this system
-        yield
-        return
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

@@ -1,4 +1,4 @@
-"""The data of a run: one split of its set, and the fixed episodes it is scored on."""
+"""The data of a run: one split of its set, and the episodes it is trained and scored on."""
 
 from pathlib import Path
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from kanerva.config import RunConfig
-from kanerva.data.episodes import FixedEpisodes
+from kanerva.data.episodes import FixedEpisodes, TrainingEpisodes
 from kanerva.data.image_set import ImageSet
 from kanerva.data.loading import load
 from kanerva.data.registry import Binarization, info
@@ -30,6 +30,22 @@ def load_split(config: RunConfig, split: str, root: Path | None) -> ImageSet:
     if config.data.binarization == "none" and config.model.likelihood == "bernoulli":
         raise UserError("a Bernoulli likelihood needs data.binarization other than none")
     return images
+
+
+def training_episodes(
+    config: RunConfig, images: ImageSet, device: torch.device, **share: int
+) -> TrainingEpisodes:
+    """The episodes a run is trained on; `share`: one process's, by its rank and world_size."""
+    return TrainingEpisodes(
+        images,
+        episode_length=config.episode_length,
+        batch=config.batch,
+        seed=config.seed,
+        binarization=config.data.binarization,
+        augment=config.data.augment == "affine",
+        device=device,
+        **share,
+    )
 
 
 def fixed_episodes(

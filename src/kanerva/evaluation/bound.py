@@ -8,9 +8,10 @@ import math
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from jaxtyping import Float64
+from jaxtyping import Float, Float64
 from torch import Tensor
 from tqdm import tqdm
 
@@ -18,7 +19,6 @@ from kanerva.data.episodes import EpisodeBatch, FixedEpisodes
 from kanerva.models.base import MemoryModel
 from kanerva.models.terms import ElboTerms
 from kanerva.seeding import stream
-from kanerva.shapes import Counted
 
 CHUNK = 8  # episodes scored together; part of the protocol, because noise is drawn for a chunk
 _SELDOM = 60  # seconds between words of progress where there is no terminal
@@ -32,7 +32,7 @@ class Score:
     recon: float
     kl_z: float
     kl_y: float
-    ci95: float  # half width of `nll_nats`, taking images as independent
+    ci95: float  # half width of `nll_nats`
     n_images: int
 
     def objective(self, kl_weight: float) -> float:
@@ -43,30 +43,6 @@ class Score:
 
     def bits_per_dim(self, image: tuple[int, int, int]) -> float:
         return self.nll_nats / (math.log(2) * math.prod(image))
-
-
-class Tally:
-    """Collects terms of counted images and averages them in float64."""
-
-    def __init__(self) -> None:
-        self.rows: list[Float64[Tensor, "n 3"]] = []
-
-    def add(self, terms: ElboTerms, counted: Counted) -> None:
-        rows = torch.stack([-terms.log_likelihood, terms.readout_kl, terms.key_kl], dim=-1)
-        self.rows.append(rows[counted].double().cpu())
-
-    def score(self) -> Score:
-        rows = torch.cat(self.rows)
-        recon, kl_z, kl_y = rows.mean(dim=0).tolist()
-        spread = rows.sum(dim=1).std().item() if len(rows) > 1 else 0.0
-        return Score(
-            nll_nats=rows.sum(dim=1).mean().item(),
-            recon=recon,
-            kl_z=kl_z,
-            kl_y=kl_y,
-            ci95=1.96 * spread / math.sqrt(len(rows)),
-            n_images=len(rows),
-        )
 
 
 @dataclass(frozen=True)
@@ -83,16 +59,11 @@ def chunks(episodes: FixedEpisodes, limit: int | None, title: str | None) -> Ite
     a word each minute."""
     total = len(episodes) if limit is None else min(limit, len(episodes))
     name = f"{episodes.image_set.name}/{episodes.image_set.split}"
-    delay, mininterval = (0, 0.1) if sys.stderr.isatty() else (_SELDOM, _SELDOM)
-    with tqdm(
-        total=total,
-        desc=title,
-        unit="episode",
-        leave=False,
-        disable=title is None,
-        delay=delay,
-        mininterval=mininterval,
-    ) as bar:
+    often: dict[str, Any] = (
+        {} if sys.stderr.isatty() else {"delay": _SELDOM, "mininterval": _SELDOM}
+    )
+    silent = title is None
+    with tqdm(total=total, desc=title, unit="episode", leave=False, disable=silent, **often) as bar:
         for start in range(0, total, CHUNK):
             stop = min(start + CHUNK, total)
             noise = stream("evaluate", name, start, device=episodes.indices.device)
@@ -100,22 +71,44 @@ def chunks(episodes: FixedEpisodes, limit: int | None, title: str | None) -> Ite
             bar.update(stop - start)
 
 
-ScoreChunk = Callable[[Chunk], ElboTerms]
-
-
 @torch.no_grad()
+def gather(
+    episodes: FixedEpisodes,
+    values_of: Callable[[Chunk], Float[Tensor, "B T ..."]],
+    limit: int | None,
+    title: str | None,
+) -> Float64[Tensor, "..."]:
+    """Values of all counted images, or of those in the first `limit` episodes. No batch is ever
+    dropped, and averages are taken in float64."""
+    found = []
+    for chunk in chunks(episodes, limit, title):
+        found.append(values_of(chunk)[chunk.batch.counted].double().cpu())
+    return torch.cat(found)
+
+
+def half_width(values: Float64[Tensor, " n"]) -> float:
+    """Of the 95 % interval of a mean, taking images as independent."""
+    spread = values.std().item() if len(values) > 1 else 0.0
+    return 1.96 * spread / math.sqrt(len(values))
+
+
 def score(
     episodes: FixedEpisodes,
-    terms_of: ScoreChunk,
+    terms_of: Callable[[Chunk], ElboTerms],
     *,
     limit: int | None = None,
     title: str | None = None,
 ) -> Score:
-    """Average `terms_of` over all episodes, or the first `limit`. No batch is ever dropped."""
-    tally = Tally()
-    for chunk in chunks(episodes, limit, title):
-        tally.add(terms_of(chunk), chunk.batch.counted)
-    return tally.score()
+    """Average the terms of a bound."""
+
+    def rows_of(chunk: Chunk) -> Tensor:
+        terms = terms_of(chunk)
+        return torch.stack([-terms.log_likelihood, terms.readout_kl, terms.key_kl], dim=-1)
+
+    rows = gather(episodes, rows_of, limit, title)
+    nll = rows.sum(dim=1)
+    recon, kl_z, kl_y = rows.mean(dim=0).tolist()
+    return Score(nll.mean().item(), recon, kl_z, kl_y, half_width(nll), len(rows))
 
 
 def bound(
@@ -144,7 +137,6 @@ def validation_score(model: MemoryModel, episodes: FixedEpisodes, limit: int) ->
     return score(episodes, terms_of, limit=limit)
 
 
-@torch.no_grad()
 def iwae(
     model: MemoryModel,
     episodes: FixedEpisodes,
@@ -154,27 +146,19 @@ def iwae(
     title: str | None = None,
 ) -> tuple[float, float]:
     """-ln (1/k) sum_i p(x, z_i, y_i | M) / q(z_i, y_i | X): a tighter bound, and its ci95."""
-    found: list[Tensor] = []
-    for chunk in chunks(episodes, limit, title):
+
+    def nll_of(chunk: Chunk) -> Tensor:
         weights = model.log_weights(chunk.batch.images, samples, generator=chunk.generator)
-        nll = math.log(samples) - torch.logsumexp(weights.double(), dim=0)
-        found.append(nll[chunk.batch.counted].cpu())
-    nll = torch.cat(found)
-    spread = nll.std().item() if len(nll) > 1 else 0.0
-    return nll.mean().item(), 1.96 * spread / math.sqrt(len(nll))
+        return math.log(samples) - torch.logsumexp(weights.double(), dim=0)
+
+    nll = gather(episodes, nll_of, limit, title)
+    return nll.mean().item(), half_width(nll)
 
 
-@torch.no_grad()
-def memory_kl(
-    model: MemoryModel,
-    episodes: FixedEpisodes,
-    *,
-    limit: int | None = None,
-    title: str | None = None,
-) -> float:
+def memory_kl(model: MemoryModel, episodes: FixedEpisodes, limit: int, title: str) -> float:
     """KL[q(M|X) || p(M)] / T, averaged over counted images: what `bound` leaves uncharged."""
-    found: list[Tensor] = []
-    for chunk in chunks(episodes, limit, title):
-        kl = model.memory_kl(chunk.batch.images, generator=chunk.generator)
-        found.append(kl[chunk.batch.counted].double().cpu())
-    return torch.cat(found).mean().item()
+
+    def kl_of(chunk: Chunk) -> Tensor:
+        return model.memory_kl(chunk.batch.images, generator=chunk.generator)
+
+    return gather(episodes, kl_of, limit, title).mean().item()

@@ -18,16 +18,6 @@ def holding(episodes: FixedEpisodes, images: int) -> int:
     return min(math.ceil(images / episodes.episode_length), len(episodes))
 
 
-def zeroed(model: MemoryModel, episodes: FixedEpisodes, limit: int) -> Score:
-    """A memory of zeros."""
-
-    def terms_of(chunk: Chunk) -> ElboTerms:
-        images = chunk.batch.images
-        return model.elbo(images, model.empty(len(images)), generator=chunk.generator)
-
-    return score(episodes, terms_of, limit=limit, title="zeroed")
-
-
 def other_episode(episodes: FixedEpisodes, episode: int) -> int | None:
     """The next episode that shares no image with this one (the wrapped last one may share)."""
     mine = set(episodes.indices[episode].tolist())
@@ -50,40 +40,26 @@ def strangers(episodes: FixedEpisodes, chunk: Chunk, others: list[int]) -> Episo
     return torch.cat([episodes.batch(number, number + 1).images for number in numbers])
 
 
-def other(model: MemoryModel, episodes: FixedEpisodes, limit: int) -> Score | None:
-    """The next episode's memory; None where no other episode is free of shared images."""
-    others = partners(episodes, limit)
-    if others is None:
+def control(name: str, model: MemoryModel, episodes: FixedEpisodes, limit: int) -> Score | None:
+    """One of the four on the first episodes. None where there is no such memory: an episode of one
+    has no rest and no neighbour, and a small set no other episode that is free of shared images."""
+    others = partners(episodes, limit) if name == "other" else []
+    if others is None or (name in ("left_out", "permuted") and episodes.episode_length < 2):
         return None
 
     def terms_of(chunk: Chunk) -> ElboTerms:
-        images = strangers(episodes, chunk, others)
-        memory = model.write(images, generator=chunk.generator)
-        return model.elbo(chunk.batch.images, memory, generator=chunk.generator)
+        images, noise = chunk.batch.images, chunk.generator
+        if name == "left_out":  # each image under the memory of the rest of its episode
+            return model.left_out(images, generator=noise)
+        if name == "permuted":  # the right memory, and each image read at its neighbour's key
+            return model.permuted(images, generator=noise)
+        if name == "other":  # the next episode's memory
+            memory = model.write(strangers(episodes, chunk, others), generator=noise)
+        else:  # zeroed
+            memory = model.empty(len(images))
+        return model.elbo(images, memory, generator=noise)
 
-    return score(episodes, terms_of, limit=limit, title="other")
-
-
-def left_out(model: MemoryModel, episodes: FixedEpisodes, limit: int) -> Score | None:
-    """Each image under the memory of the rest of its episode; None for episodes of one."""
-    if episodes.episode_length < 2:
-        return None
-
-    def terms_of(chunk: Chunk) -> ElboTerms:
-        return model.left_out(chunk.batch.images, generator=chunk.generator)
-
-    return score(episodes, terms_of, limit=limit, title="left out")
-
-
-def permuted(model: MemoryModel, episodes: FixedEpisodes, limit: int) -> Score | None:
-    """The right memory, and each image read at its neighbour's key; None for episodes of one."""
-    if episodes.episode_length < 2:
-        return None
-
-    def terms_of(chunk: Chunk) -> ElboTerms:
-        return model.permuted(chunk.batch.images, generator=chunk.generator)
-
-    return score(episodes, terms_of, limit=limit, title="permuted")
+    return score(episodes, terms_of, limit=limit, title=name.replace("_", " "))
 
 
 def controls(
@@ -92,12 +68,8 @@ def controls(
     """All on the first episodes that hold `images` images, and the bound on the same ones:
     `own`, what each control is to be compared with."""
     limit = holding(episodes, images)
+    own = {"own": bound(model, episodes, limit=limit, title="own")}
     if not model.remembers:  # there is no memory to exchange
-        return {"own": bound(model, episodes, limit=limit, title="own")}
-    return {
-        "own": bound(model, episodes, limit=limit, title="own"),
-        "left_out": left_out(model, episodes, limit),
-        "other": other(model, episodes, limit),
-        "zeroed": zeroed(model, episodes, limit),
-        "permuted": permuted(model, episodes, limit),
-    }
+        return dict(own)
+    names = ("left_out", "other", "zeroed", "permuted")
+    return own | {name: control(name, model, episodes, limit) for name in names}

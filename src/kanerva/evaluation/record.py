@@ -75,24 +75,26 @@ def evaluate(
         model = cast(KppBits, model).within(bits)
     subject = Subject(config, model.storing_as(memory_dtype), split, episodes, data_root)
     headline = score_headline(subject, run)
+    readout = model.readout_shapes
     record = {
         "schema": SCHEMA,
         "kind": "evaluation",
-        **describe_run(config, run, variant),
-        **describe_episodes(subject, headline),
+        **describe(subject, headline, run, variant),
         "memory": describe_memory(subject, headline),
         "resized": config != trained,
-        "z_shape": describe_readout(model),
-        **charge_memory(subject, headline),
-        **score_at_means(subject),
-        **score_by_importance(subject, iwae_samples),
+        "z_shape": readout if len(readout) > 1 else readout[0],
+        **score_bounds(subject, headline, iwae_samples),
         **score_controls(subject, control_images),
         **measure_uses(subject, control_images),
-        **score_other_pixels(subject),
         **facts,
         "params": sum(p.numel() for p in model.parameters()),
         "flop_per_image": flop_per_image(model, config),
-        **describe_origin(config, model),
+        "config": to_dict(config),
+        "config_hash": config.config_hash(),
+        "commit": commit(),
+        "versions": versions(),
+        "device": device_name(model.device),
+        "command": command(sys.argv[1:]),
     }
     check_record(record, f"the record of {run}")
     return record
@@ -121,56 +123,64 @@ class Subject:
         """So many images, or as many as are scored at all."""
         return min(images, self.limit * self.config.episode_length)
 
+    def bound(
+        self, title: str, episodes: FixedEpisodes | None = None, sample: bool = True
+    ) -> Score:
+        chosen = self.episodes if episodes is None else episodes
+        return bound(self.model, chosen, sample=sample, limit=self.limit, title=title)
+
+    def entry(self, score: Score) -> Entry:
+        """A score as it stands in a record."""
+        entry = asdict(score)
+        del entry["n_images"]
+        return entry | {"bits_per_dim": score.bits_per_dim(self.config.model.image)}
+
+    def total(self, nats: float) -> Entry:
+        """A score of which only the sum is kept."""
+        pixels = math.prod(self.config.model.image)
+        return {"nll_nats": nats, "bits_per_dim": nats / (math.log(2) * pixels)}
+
 
 # Scores
 
 
 def score_headline(subject: Subject, run: Path) -> Score:
     """The bound; one that is no number is no result."""
-    found = bound(subject.model, subject.episodes, limit=subject.limit, title="bound")
+    found = subject.bound("bound")
     if not math.isfinite(found.nll_nats):
         raise NumbersWentBad(f"{run}: the bound is {found.nll_nats}")
     return found
 
 
-def charge_memory(subject: Subject, headline: Score) -> Entry:
-    """The bound; and a full one, on -ln p(X) / T, where a model has a distribution over memories
-    and KL(M) can be charged."""
-    entry, model = as_entry(headline, subject.config), subject.model
-    if not model.has_memory_kl:
-        return {"bound": entry}
-    kl_m = memory_kl(model, subject.episodes, limit=subject.limit, title="KL(M)")
-    full = as_total(headline.nll_nats + kl_m, subject.config)
-    return {"bound": entry | {"kl_m": kl_m}, "full_bound": full}
-
-
-def score_at_means(subject: Subject) -> Entry:
-    """The paper's style; and, for runs trained so, each KL divided by T. Neither is a bound."""
-    config = subject.config
-    found = bound(
-        subject.model, subject.episodes, sample=False, limit=subject.limit, title="paper style"
-    )
-    entries = {"paper_style": as_entry(found, config)}
-    if config.optim.kl_weight == "1/T":
-        entries["kl_over_T"] = as_total(found.objective(config.kl_weight), config)
+def score_bounds(subject: Subject, headline: Score, iwae_samples: int) -> Entry:
+    """The bound, and whatever else such a run has beside it."""
+    config, model, limit = subject.config, subject.model, subject.limit
+    entries = {"bound": subject.entry(headline)}
+    if model.has_memory_kl:  # a distribution over memories: a full bound, on -ln p(X) / T
+        kl_m = memory_kl(model, subject.episodes, limit, "KL(M)")
+        entries["bound"]["kl_m"] = kl_m
+        entries["full_bound"] = subject.total(headline.nll_nats + kl_m)
+    at_means = subject.bound("paper style", sample=False)  # no bound
+    entries["paper_style"] = subject.entry(at_means)
+    if config.optim.kl_weight == "1/T":  # nor this: each KL divided by T, as the run was trained
+        entries["kl_over_T"] = subject.total(at_means.objective(config.kl_weight))
+    if iwae_samples:
+        k, title = iwae_samples, f"iwae {iwae_samples}"
+        nll, ci95 = iwae(model, subject.episodes, k, limit=limit, title=title)
+        entries["iwae"] = {"k": k, "nll_nats": nll, "ci95": ci95}
+    if config.data.binarization == "sample":  # the other published ways from grey to bits
+        others = entries["other_binarizations"] = {}
+        for how in SECOND_COLUMNS.get(config.data.set, []):
+            episodes = fixed_episodes(config, subject.images, model.device, how)
+            others[how] = subject.entry(subject.bound(how, episodes))
     return entries
-
-
-def score_by_importance(subject: Subject, samples: int) -> Entry:
-    """The tighter bound of so many samples; nothing where none are asked for."""
-    if not samples:
-        return {}
-    nll, ci95 = iwae(
-        subject.model, subject.episodes, samples, limit=subject.limit, title=f"iwae {samples}"
-    )
-    return {"iwae": {"k": samples, "nll_nats": nll, "ci95": ci95}}
 
 
 def score_controls(subject: Subject, images: int) -> Entry:
     """Bounds given another memory."""
     tried = controls(subject.model, subject.episodes, subject.at_most(images))
     count = max((s.n_images for s in tried.values() if s is not None), default=0)
-    entries = {k: None if s is None else as_entry(s, subject.config) for k, s in tried.items()}
+    entries = {k: None if s is None else subject.entry(s) for k, s in tried.items()}
     return {"controls": {"n_images": count, **entries}}
 
 
@@ -187,37 +197,12 @@ def measure_uses(subject: Subject, images: int) -> Entry:
     }
 
 
-def score_other_pixels(subject: Subject) -> Entry:
-    """The bound where grey pixels become bits in the other ways that are published."""
-    config, model = subject.config, subject.model
-    if config.data.binarization != "sample":
-        return {}
-    entries = {}
-    for how in SECOND_COLUMNS.get(config.data.set, []):
-        episodes = fixed_episodes(config, subject.images, model.device, how)
-        found = bound(model, episodes, limit=subject.limit, title=how)
-        entries[how] = as_entry(found, config)
-    return {"other_binarizations": entries}
-
-
-def as_entry(score: Score, config: RunConfig) -> Entry:
-    """A score as it stands in a record."""
-    entry = asdict(score)
-    del entry["n_images"]
-    return entry | {"bits_per_dim": score.bits_per_dim(config.model.image)}
-
-
-def as_total(nats: float, config: RunConfig) -> Entry:
-    """A score of which only the sum is kept."""
-    pixels = math.prod(config.model.image)
-    return {"nll_nats": nats, "bits_per_dim": nats / (math.log(2) * pixels)}
-
-
 # What was scored, and how
 
 
-def describe_run(config: RunConfig, run: Path, variant: str | None) -> Entry:
-    """The run, by its names."""
+def describe(subject: Subject, headline: Score, run: Path, variant: str | None) -> Entry:
+    """The run, by its names; the images: which, how many, and the hash of their pixels."""
+    config = subject.config
     return {
         "model": config.model.name,
         "preset": config.preset,
@@ -225,13 +210,6 @@ def describe_run(config: RunConfig, run: Path, variant: str | None) -> Entry:
         "variant": variant or config.variant,
         "checkpoint": checkpoint_folder(run).name.removeprefix(".").removesuffix(".old"),
         "seed": config.seed,
-    }
-
-
-def describe_episodes(subject: Subject, headline: Score) -> Entry:
-    """The images: which, how many, and the hash of their pixels."""
-    config = subject.config
-    return {
         "split": subject.split,
         "n_images": headline.n_images,
         "n_episodes": subject.limit,
@@ -257,25 +235,7 @@ def describe_memory(subject: Subject, headline: Score) -> Entry:
     return size | {"bits_per_dim": bits_per_dim, "sum_bits_per_dim": both}
 
 
-def describe_origin(config: RunConfig, model: MemoryModel) -> Entry:
-    """All that it takes to make the same again."""
-    return {
-        "config": to_dict(config),
-        "config_hash": config.config_hash(),
-        "commit": commit(),
-        "versions": versions(),
-        "device": device_name(model.device),
-        "command": command(sys.argv[1:]),
-    }
-
-
 def count_reads(config: RunConfig) -> int:
     """K, reads for each image: one, where a model has no option for it."""
     options = flatten(to_dict(config.model))
     return options.get("memory.reads", options.get("rows.heads", 1))
-
-
-def describe_readout(model: MemoryModel) -> list[Any]:
-    """Numbers of the readout; of each of its parts where it has several."""
-    parts = model.readout_shapes
-    return parts if len(parts) > 1 else parts[0]

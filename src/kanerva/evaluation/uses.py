@@ -19,7 +19,7 @@ from kanerva.seeding import stream
 from kanerva.shapes import Episode
 
 Scores = Float[Tensor, "_"]
-ByEpisode = list[Float[Tensor, "_ C H W"]]
+Pictures = tuple[Episode, Bool[Tensor, "B T"]]
 SPREADS = (0.1, 0.5)  # of perturbed keys; 0.1 is the paper's (§4.1.1)
 
 
@@ -90,19 +90,21 @@ def measure_generation(
         return None
     found: dict[str, list[Tensor]] = {}
     for chunk in chunks(episodes, len(others), "generation"):
+        written = chunk.batch.images.flatten(2)
         pictures = draw_pictures(model, chunk, strangers(episodes, chunk, others))
-        for name, drawn in pictures.items():
-            distances = measure_distances(drawn, chunk.batch.images)
-            found.setdefault(f"{name}_nearest", []).append(distances)
-            made = torch.cat(drawn).flatten(1)
-            found.setdefault(f"{name}_grey", []).append((4 * made * (1 - made)).mean(-1).cpu())
+        for name, (drawn, chosen) in pictures.items():
+            made = drawn.flatten(2)
+            nearest = torch.cdist(made, written).min(dim=-1).values / math.sqrt(made.shape[-1])
+            grey = (4 * made * (1 - made)).mean(dim=-1)
+            found.setdefault(f"{name}_nearest", []).append(nearest[chosen].cpu())
+            found.setdefault(f"{name}_grey", []).append(grey[chosen].cpu())
     every = {name: torch.cat(values) for name, values in found.items()}
     means = {name: values.mean().item() for name, values in every.items() if len(values)}
     return {"n": len(others) * episodes.episode_length} | means
 
 
-def draw_pictures(model: Kpp, chunk: Chunk, unwritten: Episode) -> dict[str, ByEpisode]:
-    """What memories give, and what to compare it with, episode by episode.
+def draw_pictures(model: Kpp, chunk: Chunk, unwritten: Episode) -> dict[str, Pictures]:
+    """What memories give, and what to compare it with; and which of them count.
 
     Samples at random keys count by where the key falls: `held`, into a cell with a block, or `free`
     (none in a memory that is full). `perturbed` are keys a little off those of written images,
@@ -117,35 +119,20 @@ def draw_pictures(model: Kpp, chunk: Chunk, unwritten: Episode) -> dict[str, ByE
     random = torch.randn(count, length, 2, generator=noise, device=keys.device)
     drawn = model.generate_at(memory, random, generator=noise)
     on_block = nearest_is_held(memory, random)
+    whole = torch.ones_like(on_block)
     pictures = {
-        "recalled": by_episode(model.reconstruct(written)),
-        "held": by_episode(drawn, on_block),
-        "free": by_episode(drawn, ~on_block),
-        "vae": by_episode(model.generate(model.empty(count), length, generator=noise)),
-        "crossfade": by_episode((written + written.roll(1, dims=1)) / 2),
-        "unwritten": by_episode(unwritten),
+        "recalled": (model.reconstruct(written), whole),
+        "held": (drawn, on_block),
+        "free": (drawn, ~on_block),
+        "vae": (model.generate(model.empty(count), length, generator=noise), whole),
+        "crossfade": ((written + written.roll(1, dims=1)) / 2, whole),
+        "unwritten": (unwritten, whole),
     }
     for spread in SPREADS:
         moved = keys + spread * torch.randn(keys.shape, generator=noise, device=keys.device)
         made = model.generate_at(memory, moved, generator=noise)
-        pictures[f"perturbed_{spread:g}"] = by_episode(made)
+        pictures[f"perturbed_{spread:g}"] = (made, whole)
     return pictures
-
-
-def by_episode(pictures: Episode, chosen: Bool[Tensor, "B T"] | None = None) -> ByEpisode:
-    """Pictures of each episode, of some only where that is said."""
-    if chosen is None:
-        return list(pictures)
-    return [some[mask] for some, mask in zip(pictures, chosen, strict=True)]
-
-
-def measure_distances(drawn: ByEpisode, written: Episode) -> Float[Tensor, " n"]:
-    """From each picture to the nearest image written in its episode."""
-    found = []
-    for mine, held in zip(drawn, written.flatten(2), strict=True):
-        apart = torch.cdist(mine.flatten(1), held) / math.sqrt(held.shape[-1])
-        found.append(apart.min(dim=1).values.cpu())
-    return torch.cat(found)
 
 
 def nearest_is_held(memory: Memory, keys: Float[Tensor, "B T 2"]) -> Bool[Tensor, "B T"]:

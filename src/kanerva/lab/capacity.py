@@ -14,14 +14,16 @@ from matplotlib.figure import Figure
 from kanerva.evaluation.records import read_record
 from kanerva.lab.paper_figures import BITS_PER_DIM, KANERVA_PP
 
-FLOOR = "#999999"
+FLOOR, QUIET = "#999999", "#666666"
 COLOURS = {"float32": "#1f4e79", "bfloat16": "#4c9f70", "int8": "#d98e04", "int4": "#b03a2e"}
+PIXELS = 784.0  # bits of an image kept as it is
 
 
 def draw(records: list[dict[str, Any]]) -> Figure:
     """Two panels: floats for each image, and bits. A dash below each point is its floor ln T."""
     figure = Figure(figsize=(11, 4.8), layout="constrained")
     panels: list[Axes] = list(figure.subplots(1, 2, sharey=True))
+    preset = records[0]["preset"]
     for axes, unit in zip(panels, ("floats", "bits"), strict=True):
         _draw_points(axes, records, unit)
         axes.set_xscale("log", base=2)
@@ -30,12 +32,20 @@ def draw(records: list[dict[str, Any]]) -> Figure:
         axes.set_xlabel(f"{unit} of memory for each image")
         axes.grid(True, which="both", color="#eeeeee")
         axes.set_axisbelow(True)
-        preset = records[0]["preset"]
-        if preset in KANERVA_PP and preset not in BITS_PER_DIM:
-            _draw_published(axes, KANERVA_PP[preset])
+        if preset in KANERVA_PP and preset not in BITS_PER_DIM:  # how it was scored is unpublished
+            nats, at = KANERVA_PP[preset], ("axes fraction", "data")
+            axes.axhline(nats, color=QUIET, linestyle=":", linewidth=1)
+            _note(axes, f"the paper, {nats}", (0.98, nats), (0, 3), xycoords=at, ha="right")
     panels[0].set_ylabel("bound on −ln p(x | memory), nats per image")
-    _draw_raw_pixels(panels[1], 784)
-    _draw_legend(panels[0], records)
+    panels[1].axvline(PIXELS, color=QUIET, linestyle="--", linewidth=1)
+    at = ("data", "axes fraction")
+    _note(panels[1], "raw pixels", (PIXELS, 0.97), (4, 0), xycoords=at, va="top")
+    for dtype in sorted({r["memory"]["dtype"] for r in records}, key=list(COLOURS).index):
+        panels[0].plot([], [], "o", color=COLOURS[dtype], label=dtype)
+    panels[0].plot([], [], "o", color="#555555", label="3×64×64, T varies")
+    panels[0].plot([], [], "s", color="#555555", label="T = 32, side varies")
+    panels[0].plot([], [], "_", color=FLOOR, markersize=12, label="floor, ln T")
+    panels[0].legend(fontsize=8, loc="lower left")
     return figure
 
 
@@ -51,53 +61,16 @@ def _draw_points(axes: Axes, records: list[dict[str, Any]], unit: str) -> None:
         label = f"T={length}" if side == 64 else f"side {side}"
         if dtype == "float32" and label not in named:  # the same size may be trained twice
             named.add(label)
-            axes.annotate(
-                label,
-                (x, y),
-                textcoords="offset points",
-                xytext=(6, 6) if side == 64 else (-4, -13),
-                horizontalalignment="left" if side == 64 else "right",
-                fontsize=8,
-            )
+            aside, ha = ((6, 6), "left") if side == 64 else ((-4, -13), "right")
+            _note(axes, label, (x, y), aside, ha=ha, color="black")
 
 
-def _draw_published(axes: Axes, nats: float) -> None:
-    """The paper's figure; how it was scored is not published."""
-    axes.axhline(nats, color="#888888", linestyle=":", linewidth=1)
-    axes.annotate(
-        f"the paper, {nats}",
-        (0.98, nats),
-        xycoords=("axes fraction", "data"),
-        textcoords="offset points",
-        xytext=(0, 3),
-        horizontalalignment="right",
-        fontsize=8,
-        color="#666666",
-    )
-
-
-def _draw_raw_pixels(axes: Axes, bits: int) -> None:
-    """Where an image could be kept as it is."""
-    axes.axvline(bits, color="#888888", linestyle="--", linewidth=1)
-    axes.annotate(
-        "raw pixels",
-        (bits, 0.97),
-        xycoords=("data", "axes fraction"),
-        textcoords="offset points",
-        xytext=(4, 0),
-        fontsize=8,
-        color="#666666",
-        va="top",
-    )
-
-
-def _draw_legend(axes: Axes, records: list[dict[str, Any]]) -> None:
-    for dtype in sorted({r["memory"]["dtype"] for r in records}, key=list(COLOURS).index):
-        axes.plot([], [], "o", color=COLOURS[dtype], label=dtype)
-    axes.plot([], [], "o", color="#555555", label="3×64×64, T varies")
-    axes.plot([], [], "s", color="#555555", label="T = 32, side varies")
-    axes.plot([], [], "_", color=FLOOR, markersize=12, label="floor, ln T")
-    axes.legend(fontsize=8, loc="lower left")
+def _note(
+    axes: Axes, text: str, at: tuple[float, float], aside: tuple[int, int], **how: Any
+) -> None:
+    """A few words beside a point."""
+    look = {"textcoords": "offset points", "xytext": aside, "fontsize": 8, "color": QUIET}
+    axes.annotate(text, at, **look | how)
 
 
 def main(words: list[str]) -> None:

@@ -16,76 +16,41 @@ PIXELS = {
 
 def card(record: dict[str, Any], config: RunConfig) -> str:
     """The record that `ship` made, and the run's config, in words."""
+    bound, memory, shipped = record["bound"], record["memory"], record["shipped"]
+    name, trained = shipped["name"], shipped["trained"]
+    variant = f", variant `{record['variant']}`" if record["variant"] else ""
     parts = [
-        f"# {record['shipped']['name']}",
-        _summary(record),
+        f"# {name}",
+        f'`kanerva.load("{name}")`: `{record["model"]}`{variant}, {record["params"]:,} parameters, '
+        f"stored as {shipped['dtype']} ({shipped['bytes'] / 1e6:.2f} MB) and float32 once loaded. "
+        "This page is made from `evaluation.json` and `config.yaml` beside it.",
         "## Figure",
-        _figure(record),
+        f"**{bound['nll_nats']:.2f} ± {bound['ci95']:.2f} nats per image** (95 % interval over "
+        "images), a bound on −ln p(x|M), scored with the weights as they ship; before they were "
+        f"rounded to {shipped['dtype']} {shipped['unrounded_nll_nats']:.2f}. "
+        f"`kanerva evaluate {name}` makes it again.",
         f"```text\n{table(record)}\n```",
         "## Data",
-        _data(record),
+        f"`{record['data']}`: {info(record['data']).description}. Images are "
+        f"{'×'.join(map(str, record['image']))}; pixels are {PIXELS[record['binarization']]}. "
+        f"The pixels scored have SHA-256 `{record['split_hash'][:16]}`.",
         "## Protocol",
-        _protocol(record),
-        "## Training",
-        _training(record),
-        "## Limits",
-        "\n".join(f"- {limit}" for limit in _limits(record, config)),
-    ]
-    return "\n\n".join(parts) + "\n"
-
-
-def _summary(record: dict[str, Any]) -> str:
-    shipped = record["shipped"]
-    variant = f", variant `{record['variant']}`" if record["variant"] else ""
-    return (
-        f'`kanerva.load("{shipped["name"]}")`: `{record["model"]}`{variant}, '
-        f"{record['params']:,} parameters, stored as {shipped['dtype']} "
-        f"({shipped['bytes'] / 1e6:.2f} MB) and float32 once loaded. This page is made from "
-        "`evaluation.json` and `config.yaml` beside it."
-    )
-
-
-def _figure(record: dict[str, Any]) -> str:
-    bound, shipped = record["bound"], record["shipped"]
-    return (
-        f"**{bound['nll_nats']:.2f} ± {bound['ci95']:.2f} nats per image** (95 % interval over "
-        f"images), a bound on −ln p(x|M), scored with the weights as they ship; before they were "
-        f"rounded to {shipped['dtype']} {shipped['unrounded_nll_nats']:.2f}. "
-        f"`kanerva evaluate {shipped['name']}` makes it again."
-    )
-
-
-def _data(record: dict[str, Any]) -> str:
-    shape = "×".join(map(str, record["image"]))
-    return (
-        f"`{record['data']}`: {info(record['data']).description}. Images are {shape}; pixels are "
-        f"{PIXELS[record['binarization']]}. The pixels scored have SHA-256 "
-        f"`{record['split_hash'][:16]}`."
-    )
-
-
-def _protocol(record: dict[str, Any]) -> str:
-    memory = record["memory"]
-    return (
         f"All {record['n_images']} images of the {record['split']} split, in "
         f"{record['n_episodes']} episodes of {record['T']}; one sample of each latent, both KL "
-        f"terms in full, p seeing an episode through its memory only: "
-        f"{'×'.join(map(str, memory['shape']))} numbers "
-        f"({memory['dtype']}), {memory['floats_per_image']:g} floats or "
-        f"{memory['bits_per_image']:g} bits for each image, not charged. Scored on "
-        f"{record['device']}, commit `{record['commit']}`."
-    )
-
-
-def _training(record: dict[str, Any]) -> str:
-    trained = record["shipped"]["trained"]
-    return (
+        "terms in full, p seeing an episode through its memory only: "
+        f"{'×'.join(map(str, memory['shape']))} numbers ({memory['dtype']}), "
+        f"{memory['floats_per_image']:g} floats or {memory['bits_per_image']:g} bits for each "
+        f"image, not charged. Scored on {record['device']}, commit `{record['commit']}`.",
+        "## Training",
         f"{record['steps']} steps, {record['images_seen']:,} images, "
         f"{record['wall_s'] / 60:.0f} minutes on {trained['device']}; the weights are those of "
         f"step {record['best_step']}, best on validation. Seed {record['seed']}, commit "
         f"`{trained['commit']}`, torch {trained['versions']['torch']}. "
-        "`kanerva train --config config.yaml` trains it again."
-    )
+        "`kanerva train --config config.yaml` trains it again.",
+        "## Limits",
+        "\n".join(f"- {limit}" for limit in _limits(record, config)),
+    ]
+    return "\n\n".join(parts) + "\n"
 
 
 def _limits(record: dict[str, Any], config: RunConfig) -> list[str]:

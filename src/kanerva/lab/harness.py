@@ -9,7 +9,7 @@ record does not go stale when the wording or the threshold of a verdict is corre
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -35,7 +35,8 @@ from kanerva.training.loop import train
 
 Pixels = Float[Tensor, "n C H W"]
 Figures = dict[str, Any]  # plain JSON
-QUICK_STEPS = 600  # of each model that a quick version trains, unless it says otherwise
+QUICK = "Quick run, decides nothing: what it measured is in its table."
+QUICK_STEPS = (600, 400)  # of a quick version: of kpp, and of any other model
 
 
 @dataclass
@@ -44,32 +45,34 @@ class Finding:
 
     figures: Figures  # every number of the table, the verdict and the picture
     lines: list[str]  # the same as a table of text, at most 110 characters wide
-    pictures: dict[str, Image.Image | Figure] = field(default_factory=dict)  # "": NAME.png
-    films: dict[str, list[Image.Image]] = field(default_factory=dict)  # "": NAME.gif
+    picture: Image.Image | Figure | None = None
 
 
-@dataclass(frozen=True)
-class Experiment:
-    """One table or figure."""
+@dataclass(frozen=True, kw_only=True)
+class About:
+    """What the file of a table or figure says of it."""
 
-    name: str
     paper: str  # where it stands there: "Fig. 6, right"; or "beyond"
     shows: str  # a few words, for `reproduce --list`
     claim: str  # what the paper says, or what we set out to see
-    run: Callable[["Lab"], Finding]
-    summary: Callable[[Figures], str]  # what was measured, and no word on the claim
-    verdict: Callable[[Figures], str]  # does the claim hold? For full protocols only
     quick: str = "about 2 min on two cores"
     full: str = "minutes on a GPU"
     presets: tuple[str, ...] = ("mnist",)  # of the full protocol, the one that decides first; the
     # quick one has `glyphs`
     on_every_set: bool = False  # made from records of all data sets, whatever the preset
 
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment(About):
+    """One table or figure."""
+
+    name: str
+    run: Callable[["Lab"], Finding]
+    verdict: Callable[[Figures], str]  # does the claim hold? For full protocols only
+
     def conclusion(self, record: dict[str, Any]) -> str:
-        """What a record says: a verdict, or of a quick run only what was measured."""
-        if record["quick"]:
-            return f"quick run, decides nothing: {self.summary(record['figures'])}"
-        return self.verdict(record["figures"])
+        """What a record says of the claim: of a quick run, nothing."""
+        return QUICK if record["quick"] else self.verdict(record["figures"])
 
 
 class Lab:
@@ -107,25 +110,18 @@ class Lab:
 
     # Models
 
-    def config(
-        self,
-        model: str = "kpp",
-        variant: str | None = None,
-        *,
-        steps: int | None = None,
-        **parts: Any,
-    ) -> RunConfig:
-        """The run a preset names, shortened to `steps` in the quick version. `parts` replace
-        options of the run or its model: `episode_length=8`, or those of a group,
-        `memory={"size": 32}`. The Kanerva machines are trained without paying KL(M): where it is
-        paid their memory stays at its prior, and there is nothing to read."""
+    def config(self, model: str = "kpp", variant: str | None = None, **parts: Any) -> RunConfig:
+        """The run a preset names, shortened in the quick version. `parts` replace options of the
+        run or its model: `episode_length=8`, or those of a group, `memory={"size": 32}`. The
+        Kanerva machines are trained without paying KL(M): where it is paid their memory stays at
+        its prior, and there is nothing to read."""
         start = preset(self.preset, model, variant)
         if model in ("km", "dkm", "dkm-tsm"):
             parts = {"rows": {"charge": False}} | parts
         of_run = {f.name: parts.pop(f.name) for f in fields(RunConfig) if f.name in parts}
         start = replace_options(start, of_run | {"model": replace_options(start.model, parts)})
-        full = start.steps if isinstance(start.model, KppConfig) else full_steps(self.preset)
-        length = self.steps or (steps or QUICK_STEPS if self.quick else full)
+        ours, theirs = QUICK_STEPS if self.quick else (start.steps, full_steps(self.preset))
+        length = self.steps or (ours if isinstance(start.model, KppConfig) else theirs)
         every = min(start.validate_every, length)
         precision = "bf16-mixed" if self.device.type == "cuda" else "32-true"
         return replace(start, steps=length, validate_every=every, precision=precision)
@@ -135,7 +131,6 @@ class Lab:
         model: str = "kpp",
         variant: str | None = None,
         *,
-        steps: int | None = None,
         seed: int | None = None,
         **parts: Any,
     ) -> MemoryModel:
@@ -143,7 +138,7 @@ class Lab:
 
         The same call, from this experiment or another one, finds the same run.
         """
-        config = self.config(model, variant, steps=steps, **parts)
+        config = self.config(model, variant, **parts)
         config = replace(config, seed=self.seed if seed is None else seed)
         name = "-".join(filter(None, [config.preset, model, config.variant]))
         run = self.runs / f"{name}-{config.config_hash()[:8]}-s{config.seed}"
@@ -162,9 +157,7 @@ class Lab:
     @staticmethod
     def _finished(run: Path, config: RunConfig) -> bool:
         last = run / "checkpoints" / "last"
-        if not last.exists():
-            return False
-        return read_state(last)["progress"]["step"] >= config.steps
+        return last.exists() and read_state(last)["progress"]["step"] >= config.steps
 
     # Images
 
@@ -226,8 +219,7 @@ def perform(experiment: Experiment, lab: Lab, out: Path, command: str) -> dict[s
     """Run it; write OUT/NAME.json and its pictures; give back the record."""
     began = time.monotonic()
     finding = experiment.run(lab)
-    name = file_stem(experiment.name, lab.preset, lab.quick)
-    files = save_pictures(finding, out, name)
+    name = f"{experiment.name}-{'quick' if lab.quick else lab.preset}"
     record = {
         "schema": 1,
         "kind": "reproduce",
@@ -239,7 +231,7 @@ def perform(experiment: Experiment, lab: Lab, out: Path, command: str) -> dict[s
         "seed": lab.seed,
         "figures": finding.figures,
         "lines": finding.lines,
-        "pictures": files,
+        "pictures": save_picture(finding, out / f"{name}.png"),
         "wall_s": round(time.monotonic() - began, 1),
         "models_found": len(lab.found),
         "commit": commit(),
@@ -251,31 +243,19 @@ def perform(experiment: Experiment, lab: Lab, out: Path, command: str) -> dict[s
     return record
 
 
-def file_stem(name: str, preset_name: str, quick: bool) -> str:
-    """What an experiment's files are called, less their ending."""
-    return f"{name}-quick" if quick else f"{name}-{preset_name}"
-
-
-def save_pictures(finding: Finding, out: Path, name: str) -> list[str]:
-    """PNGs and GIFs beside the record; their names."""
-    files = []
+def save_picture(finding: Finding, path: Path) -> list[str]:
+    """The PNG beside the record, if there is any; its name."""
+    if finding.picture is None:
+        return []
     try:
-        out.mkdir(parents=True, exist_ok=True)
-        for part, picture in finding.pictures.items():
-            path = out / f"{'-'.join(filter(None, [name, part]))}.png"
-            if isinstance(picture, Figure):
-                picture.savefig(path, dpi=110)
-            else:
-                picture.save(path)
-            files.append(path.name)
-        for part, frames in finding.films.items():
-            path = out / f"{'-'.join(filter(None, [name, part]))}.gif"
-            first, *rest = frames
-            first.save(path, save_all=True, append_images=rest, duration=500, loop=0)
-            files.append(path.name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if isinstance(finding.picture, Figure):
+            finding.picture.savefig(path, dpi=110)
+        else:
+            finding.picture.save(path)
     except OSError as error:
-        raise UserError(f"cannot write to {out}: {error.strerror}") from error
-    return files
+        raise UserError(f"cannot write {path}: {error.strerror}") from error
+    return [path.name]
 
 
 def describe(experiment: Experiment, record: dict[str, Any]) -> str:
@@ -287,6 +267,6 @@ def describe(experiment: Experiment, record: dict[str, Any]) -> str:
         "",
         *record["lines"],
         "",
-        f"{'measured' if record['quick'] else 'verdict'}: {experiment.conclusion(record)}",
+        f"verdict: {experiment.conclusion(record)}",
     ]
     return "\n".join(lines)

@@ -20,8 +20,8 @@ Each is one command, `kanerva reproduce NAME [--quick]`; the pages are written f
 
 A verdict is of the full protocol, on the data set named first after it. Where it was run on others
 too, the page has a verdict for each, and they may differ. A quick run has small models on drawn
-glyphs, trained for a minute or two with one seed: it shows that the experiment works and what it
-measured, and decides nothing about the claim.
+glyphs, trained for a minute or two with one seed: it shows that the experiment works, and decides
+nothing about the claim; what it measured is in its table.
 
 | experiment | paper | verdict |
 |---|---|---|
@@ -66,7 +66,7 @@ def page(name: str, records: list[dict[str, Any]], pictures: str) -> str:
             + (f", {found} model{'s' if found > 1 else ''} already trained" if found else ""),
             *images,
             "```text\n" + "\n".join(record["lines"]) + "\n```",
-            f"**{'Measured' if record['quick'] else 'Verdict'}.** {about.conclusion(record)}",
+            f"**Verdict.** {about.conclusion(record)}",
         ]
     return "\n\n".join(parts) + "\n"
 

@@ -28,9 +28,9 @@ from kanerva.evaluation.records import read_record
 from kanerva.evaluation.report import compare, over_seeds, table
 from kanerva.lab.benchmark.report import table as speed
 from kanerva.lab.benchmark.timing import read_measurement
-from kanerva.lab.experiments.table1 import collect_cells, format_cells, judge_cells
+from kanerva.lab.experiments.table1 import collect_cells, format_cells, headline, judge_cells
 from kanerva.lab.paper_figures import TABLE1
-from kanerva.lab.tables import SETS, headline, keys, samples, sizes
+from kanerva.lab.tables import SETS, keys, samples, sizes
 
 TABLES: dict[str, Callable[[list[dict[str, Any]]], str]] = {
     "table": lambda records: table(records[0]),

@@ -7,7 +7,6 @@ evaluation.json and card.md. `kanerva.load("mnist")` then finds it, and a wheel 
 """
 
 import argparse
-import hashlib
 import json
 import re
 import shutil
@@ -19,7 +18,7 @@ from typing import Any
 import yaml
 from torch import Tensor
 
-from kanerva.config import RunConfig, to_dict
+from kanerva.config import to_dict
 from kanerva.data.splits import fixed_episodes, load_split
 from kanerva.errors import UserError
 from kanerva.evaluation.bound import bound
@@ -31,7 +30,7 @@ from kanerva.models.base import MemoryModel
 from kanerva.models.checkpoint_io import CONFIG, WEIGHTS
 from kanerva.models.loading import PRETRAINED, load
 from kanerva.runs import read_run_config
-from kanerva.training.checkpoint import STATE, read_state
+from kanerva.training.checkpoint import STATE, file_digest, read_state
 
 MOST = 6_000_000  # bytes of weights; the package is to stay a quick download
 RECORD, CARD = "evaluation.json", "card.md"
@@ -61,12 +60,13 @@ def ship(
         (made / "config.yaml").write_text(yaml.safe_dump(to_dict(config), sort_keys=False))
         record = evaluate(run, load(made), data_root=data_root, control_images=control_images)
         record |= {"command": f"python -m kanerva.lab.ship RUN {name}"}
+        episodes = fixed_episodes(config, load_split(config, "test", data_root), model.device)
         record["shipped"] = {
             "name": name,
             "dtype": "float16",
             "bytes": (made / WEIGHTS).stat().st_size,
-            "sha256": {file: digest(made / file) for file in (WEIGHTS, CONFIG)},
-            "unrounded_nll_nats": _bound(model, config, data_root),
+            "sha256": {file: file_digest(made / file) for file in (WEIGHTS, CONFIG)},
+            "unrounded_nll_nats": bound(model, episodes, title="unrounded").nll_nats,
             "trained": trained,
         }
         write_record(record, made / RECORD)
@@ -105,11 +105,6 @@ def save_halved(model: MemoryModel, folder: Path) -> None:
         )
 
 
-def digest(path: Path) -> str:
-    """SHA-256 of a file."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
 def _training(run: Path) -> dict[str, Any]:
     """By which commit, where and with what a run was trained."""
     last = run / "checkpoints" / "last"
@@ -117,12 +112,6 @@ def _training(run: Path) -> dict[str, Any]:
         raise UserError(f"{last / STATE} is missing: nothing says how {run} was trained")
     about = read_state(last)["about"]
     return {key: about[key] for key in ("commit", "device", "versions")}
-
-
-def _bound(model: MemoryModel, config: RunConfig, root: Path | None) -> float:
-    """The figure of the weights before they were halved."""
-    episodes = fixed_episodes(config, load_split(config, "test", root), model.device)
-    return bound(model, episodes, title="unrounded").nll_nats
 
 
 def main(words: list[str]) -> int:

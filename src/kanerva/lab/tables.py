@@ -4,11 +4,10 @@ What `kanerva evaluate` and `kanerva compare` print is in `evaluation/report.py`
 """
 
 import math
-import statistics
 from typing import Any
 
 from kanerva.evaluation.report import CONTROLS, columns, named
-from kanerva.lab.paper_figures import BITS_PER_DIM, KANERVA_PP
+from kanerva.lab.paper_figures import BITS_PER_DIM
 
 SETS = {  # what a column is called; `mazes` is ours and not DMLab
     "glyphs": "glyphs",
@@ -82,42 +81,8 @@ def samples(records: list[dict[str, Any]]) -> str:
     return columns(rows, left=1)
 
 
-HEADLINE = {  # what a row of the first screen says, its model, its variant and its score
-    "`kpp-paper`, the paper as printed, {floats:g} floats an image": ("kpp-paper", None, "bound"),
-    "a VAE with that encoder and decoder": ("vae", None, "bound"),
-    "**`kpp`, ours**, {floats:g} floats an image": ("kpp", "store", "bound"),
-    "the same, asked for an image that was not written": ("kpp", "store", "left_out"),
-    "`kpp`, {floats:g} floats an image, rounded to int8": ("kpp", "store-T256-fine-int8", "bound"),
-}
-
-
 def of_one_config(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Those whose configuration most of them share, so that a mean is over seeds alone."""
     hashes = [r["config_hash"] for r in records]
     most = max(hashes, key=lambda one: (hashes.count(one), -hashes.index(one)), default=None)
     return [r for r in records if r["config_hash"] == most]
-
-
-def headline(records: list[dict[str, Any]]) -> str:
-    """The one table of a first screen, as Markdown: what an image costs given its memory."""
-    names = [name for name in KANERVA_PP if any(r["preset"] == name for r in records)]
-    rows = [
-        ["", *(f"{SETS[name]}, {unit(name).removesuffix('/image')}" for name in names)],
-        ["---", *("---:" for _ in names)],
-        ["Kanerva++ in the paper", *(f"≤ {KANERVA_PP[name]:.2f}" for name in names)],
-    ]
-    for label, (model, variant, how) in HEADLINE.items():
-        alike = [r for r in records if (r["model"], r["variant"]) == (model, variant)]
-        alike = [r for r in alike if r["preset"] in names and r["split"] == "test"]
-        alike = [r for r in alike if not r["partial"]]
-        if not alike:
-            continue
-        bold = "**" if label.startswith("**") else ""
-        rows.append([label.format(floats=alike[0]["memory"]["floats_per_image"])])
-        for name in names:
-            here = of_one_config([r for r in alike if r["preset"] == name])
-            values = [
-                (r[how] if how == "bound" else r["controls"][how])[score_field(name)] for r in here
-            ]
-            rows[-1].append(f"{bold}{statistics.fmean(values):.2f}{bold}" if values else "–")
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)

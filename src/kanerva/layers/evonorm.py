@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from kanerva.layers.kernels.evonorm import evonorm, supported
+from kanerva.layers.kernels.norms import evonorm, supported
 
 Maps = Float[Tensor, "N C H W"]
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from kanerva.layers.kernels.norm_silu import norm_silu, supported
+from kanerva.layers.kernels.norms import norm_silu, supported
 
 Maps = Float[Tensor, "N C H W"]
 

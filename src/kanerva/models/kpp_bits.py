@@ -32,7 +32,7 @@ from kanerva.memory.gist import LARGEST, TOTAL, GistPrior, quantise_gist
 from kanerva.memory.heap import Memory
 from kanerva.memory.pixel_code import BIT, LEVELS, PixelCode
 from kanerva.memory.writers import GistWriter
-from kanerva.models.base import Handles, Images, LogWeights
+from kanerva.models.base import Handles, Images, LogWeights, all_but_one
 from kanerva.models.kpp import Kpp
 from kanerva.models.terms import ElboTerms
 from kanerva.seeding import Noise, uniform
@@ -105,8 +105,7 @@ class KppBits(Kpp):
         readout = self.read_maps(maps, keys.mean).mean
         sketch = -self.likelihood.log_prob(self.decoder(readout), episode)
         losses.append(_SKETCH * (sketch * written).mean())
-        if self.config.code.detail:
-            losses.append(self._pixel_nats(blocks, episode).mean())
+        losses.append(self._pixel_nats(blocks, episode).mean())
         return self.objective(episode, features, maps, keys, generator, *losses)
 
     def _pixel_nats(self, blocks: Blocks, episode: Episode) -> PerImage:
@@ -256,7 +255,7 @@ class KppBits(Kpp):
         """Each image scored in the memory of the rest of its episode (a control): what is not
         written is told nothing, whatever the rest."""
         episode = self.as_pixels(images)
-        rest = self.config.memory.capacity - episode.shape[1] + 1
+        rest = self.config.memory.capacity - all_but_one(episode.shape[1], self.device).shape[1]
         self.placement.require_room(episode.shape[1])
         terms = self._told_nothing(episode, torch.full((len(episode),), rest, device=self.device))
         return terms if images.ndim == 5 else terms[0]
@@ -270,6 +269,11 @@ class KppBits(Kpp):
         """There is nothing to draw: p is exact."""
         terms = self.elbo(episode, generator=generator)
         return lambda: terms.elbo
+
+    def storing_as(self, dtype: str) -> "KppBits":  # pyright: ignore[reportIncompatibleMethodOverride]
+        if dtype != "float32":
+            raise UserError(f"kpp-bits holds bits, which cannot be rounded to {dtype}")
+        return self
 
     def within(self, bits: int | None) -> "KppBits":
         """This model, sharing its weights, with memories shrunk to so many bits when written."""

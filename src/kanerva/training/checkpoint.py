@@ -51,7 +51,8 @@ def _sync(path: Path) -> None:
         os.close(handle)
 
 
-def _digest(path: Path) -> str:
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -155,7 +156,7 @@ def save_last(
     with _replacing(folder) as temporary:
         save_weights(model, temporary, state.weights)
         write_tensors(temporary / OPTIMIZER, state.rest, {"format": "pt"})
-        digests = {name: _digest(temporary / name) for name in (WEIGHTS, CONFIG, OPTIMIZER)}
+        digests = {name: file_digest(temporary / name) for name in (WEIGHTS, CONFIG, OPTIMIZER)}
         content = {"progress": asdict(progress), "sha256": digests, "about": about}
         content["seal"] = _seal(content)
         (temporary / STATE).write_text(json.dumps(content, indent=2) + "\n")
@@ -192,7 +193,7 @@ def restore(
     files are found to be those that `state.json` was saved with."""
     saved = read_state(folder)
     for name, digest in saved["sha256"].items():
-        if not (folder / name).is_file() or _digest(folder / name) != digest:
+        if not (folder / name).is_file() or file_digest(folder / name) != digest:
             raise UserError(f"{folder / name} is truncated or was altered after it was saved")
     load_weights(model, folder / WEIGHTS)
     tensors, _ = read_tensors(folder / OPTIMIZER)

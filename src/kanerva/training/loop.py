@@ -19,7 +19,7 @@ from lightning_fabric import Fabric
 
 from kanerva.config import RunConfig, to_dict
 from kanerva.data.episodes import FixedEpisodes, TrainingEpisodes
-from kanerva.data.splits import fixed_episodes, load_split
+from kanerva.data.splits import fixed_episodes, load_split, training_episodes
 from kanerva.errors import NumbersWentBad, UserError
 from kanerva.evaluation.bound import validation_score
 from kanerva.models.base import MemoryModel
@@ -36,7 +36,7 @@ from kanerva.training.checkpoint import (
     save_last,
 )
 from kanerva.training.devices import make_fabric, on_rank_zero
-from kanerva.training.reporting import Journal, Reporter
+from kanerva.training.reporting import Reporter
 from kanerva.training.samples import sample_sheet
 from kanerva.training.schedule import lr_factor, warmup_steps
 from kanerva.training.signals import stop_signals
@@ -55,20 +55,6 @@ class Outcome:
     step: int
     total: int
     best_nll: float | None
-
-
-@dataclass(frozen=True)
-class Due:
-    """What is to follow a step."""
-
-    row: bool  # of metrics.csv
-    line: bool
-    validation: bool
-    save: bool  # because the last is long ago
-
-    @property
-    def anything(self) -> bool:
-        return self.row or self.line or self.validation or self.save
 
 
 def train(
@@ -93,17 +79,8 @@ def train(
     fabric = make_fabric(config, accelerator)
     if fabric.device.type == "cuda":
         torch.set_float32_matmul_precision("high")  # TF32 where float32 products remain
-    episodes = TrainingEpisodes(
-        train_set,
-        episode_length=config.episode_length,
-        batch=config.batch,
-        seed=config.seed,
-        binarization=config.data.binarization,
-        augment=config.data.augment == "affine",
-        device=fabric.device,
-        rank=fabric.global_rank,
-        world_size=fabric.world_size,
-    )
+    share = {"rank": fabric.global_rank, "world_size": fabric.world_size}
+    episodes = training_episodes(config, train_set, fabric.device, **share)
     validation = fixed_episodes(config, validation_set, fabric.device)
     on_rank_zero(fabric, lambda: check_run(run, config, resume))
     trainer = Trainer(config, run, fabric, episodes, validation, resume)
@@ -121,9 +98,9 @@ def check_run(run: Path, config: RunConfig, resume: bool) -> None:
     """Nothing is trained, and nothing written, that would spoil a run that is already there."""
     if not resume:
         return
-    last = run / "checkpoints" / "last"
+    last, best = (run / "checkpoints" / name for name in ("last", "best"))
     recover(last)
-    recover(run / "checkpoints" / "best")
+    recover(best)
     if last.exists():
         check_same_run(run, read_state(last)["about"]["config"], config)
 
@@ -145,13 +122,13 @@ class Trainer:
         self.total = config.steps
         self.warmup = warmup_steps(config.optim.warmup_epochs, episodes.steps_per_epoch, self.total)
         form = form_of(config.execution, fabric.device)
-        last = run / "checkpoints" / "last"
-        goes_on = fabric.broadcast(resume and last.exists())
+        self.last, self.best = (run / "checkpoints" / name for name in ("last", "best"))
+        goes_on = fabric.broadcast(resume and self.last.exists())
         parts = assemble(config, fabric, form, None if goes_on else episodes.some(FITTED))
         self.model, self.average, self.optimizer = parts.model, parts.average, parts.optimizer
         self.progress = Progress()
         if goes_on:
-            self.progress = restore(last, self.model, self.optimizer, self.average)
+            self.progress = restore(self.last, self.model, self.optimizer, self.average)
         if self.progress.step > self.total:
             raise UserError(f"{run} is already at step {self.progress.step}, past {self.total}")
         self.step = Step(
@@ -177,19 +154,34 @@ class Trainer:
     def fit(self, caught: list[str], deadline: float, goal: float) -> Outcome:
         """Go from where the run stands to its end, or until told to stop."""
         progress, reason = self.progress, "finished"
-        self._start_reporting()
+        self.reporter = Reporter(
+            self.run,
+            self.config,
+            progress,
+            steps_per_epoch=self.episodes.steps_per_epoch,
+            compiles=self.step.form != "eager",
+            quiet=not self.fabric.is_global_zero,
+        )
+        self.reporter.say(self._beginning())
         while progress.step < self.total and reason == "finished":
             self._step(progress.step)
-            self._count_step()
-            due = self._due()
-            if due.anything or self.fabric.device.type == "cpu":  # elsewhere looking would wait
-                self._report(due)
-            reached = due.validation and self._validate() < goal
+            progress.step += 1
+            progress.images_seen += self.config.batch * self.config.episode_length
+            self.reporter.bar.update()
+            step, at_end = progress.step, progress.step == self.total
+            row = step % self.config.log_every == 0 or at_end  # of metrics.csv
+            line = self.reporter.line_due(step)
+            validation = step % self.config.validate_every == 0 or at_end
+            save = time.monotonic() - self.clock > SAVE_EVERY
+            if row or line or validation or save or self.fabric.device.type == "cpu":
+                result = self._look()  # on a GPU this waits for the step
+                if line:
+                    self.reporter.line(step, result)
+                if row:
+                    self.reporter.row(step, result, self._lr(step - 1))
+            reached = validation and self._validate() < goal
             signalled, timed_out, save = self._any_process(
-                bool(caught),
-                time.monotonic() > deadline,
-                due.save,
-                ask=due.row or due.validation,
+                bool(caught), time.monotonic() > deadline, save, ask=row or validation
             )
             if signalled or timed_out:
                 stopped_by = caught[0] if caught else "SIGTERM"  # or another process was told
@@ -197,61 +189,19 @@ class Trainer:
                 self._look()
             elif reached:
                 reason = "bound"
-            if due.validation or (save and not self.streak) or self._worth_saving(reason):
+            stopped = reason != "finished"
+            if validation or (save and not self.streak) or (stopped and self._healthy()):
                 self._save()
-            if due.validation:
-                self.reporter.row_clock.set(progress.step)  # rates of steps alone
+            if validation:
+                self.reporter.row_clock = self.reporter.clock(progress.step)  # rates of steps alone
         return self._end(reason)
-
-    def _start_reporting(self) -> None:
-        """Open the run's files and say what is about to happen."""
-        self.journal = Journal(
-            self.run,
-            step=self.progress.step,
-            total=self.total,
-            metrics_bytes=self.progress.metrics_bytes,
-            quiet=not self.fabric.is_global_zero,
-        )
-        self.journal.line(self._beginning())
-        self.reporter = Reporter(
-            self.journal,
-            self.config,
-            step=self.progress.step,
-            steps_per_epoch=self.episodes.steps_per_epoch,
-            compiles=self.step.form != "eager",
-        )
-
-    def _count_step(self) -> None:
-        self.progress.step += 1
-        self.progress.images_seen += self.config.batch * self.config.episode_length
-        self.journal.bar.update()
-
-    def _due(self) -> Due:
-        """What is to follow the step that was just counted."""
-        config, step = self.config, self.progress.step
-        return Due(
-            row=step % config.log_every == 0 or step == self.total,
-            line=self.reporter.line_due(step),
-            validation=step % config.validate_every == 0 or step == self.total,
-            save=time.monotonic() - self.clock > SAVE_EVERY,
-        )
-
-    def _report(self, due: Due) -> None:
-        result, step = self._look(), self.progress.step
-        if due.line:
-            self.reporter.line(step, result)
-        if due.row:
-            self.reporter.row(step, result, self._lr(step - 1))
-
-    def _worth_saving(self, reason: str) -> bool:
-        return reason != "finished" and self._healthy()
 
     def _end(self, reason: str) -> Outcome:
         progress = self.progress
         if progress.step == self.total and reason != "bound":
             reason = "finished"  # a signal that came with the last step stopped nothing
-        self.journal.bar.close()
-        self.journal.line(f"{reason} at step {progress.step} of {self.total}: {self.run}")
+        self.reporter.bar.close()
+        self.reporter.say(f"{reason} at step {progress.step} of {self.total}: {self.run}")
         return Outcome(reason, progress.step, self.total, progress.best_nll)
 
     def _beginning(self) -> str:
@@ -286,7 +236,7 @@ class Trainer:
         result = self.step.look()
         self.streak, self.progress.skipped = result.streak, result.skipped
         if self.streak >= PATIENCE:
-            self.journal.bar.close()
+            self.reporter.bar.close()
             raise NumbersWentBad(
                 f"{self.run}: loss or gradient was not finite for {self.streak} steps in a row, "
                 f"up to step {self.progress.step - 1}; {self._kept()}"
@@ -316,7 +266,7 @@ class Trainer:
         mine = validation_score(judged, self.validation, config.validate_episodes)
         score = self.fabric.broadcast(mine)  # running statistics differ: one figure decides for all
         if not math.isfinite(score.nll_nats):
-            self.journal.bar.close()
+            self.reporter.bar.close()
             raise NumbersWentBad(
                 f"{self.run}: the validation bound at step {progress.step} is not finite; "
                 f"{self._kept()}"
@@ -325,8 +275,7 @@ class Trainer:
         objective = score.objective(config.kl_weight)
         if progress.best_nll is None or objective < progress.best_nll:
             progress.best_nll, progress.best_step = objective, progress.step
-            best = self.run / "checkpoints" / "best"
-            on_rank_zero(self.fabric, lambda: save_best(best, judged))
+            on_rank_zero(self.fabric, lambda: save_best(self.best, judged))
         episode = self.validation.batch(0, 1).images[0][:16]
         picture = sample_sheet(judged, episode, stream("samples", device=self.fabric.device))
         path = self.run / "samples" / f"step-{progress.step:07d}.png"
@@ -334,8 +283,9 @@ class Trainer:
         return score.nll_nats
 
     def _kept(self) -> str:
-        last = self.run / "checkpoints" / "last"
-        return f"{last} is the last good checkpoint" if last.exists() else "nothing was saved yet"
+        if not self.last.exists():
+            return "nothing was saved yet"
+        return f"{self.last} is the last good checkpoint"
 
     def _healthy(self) -> bool:
         """Whether the weights are worth keeping: while steps are being skipped, look first."""
@@ -349,10 +299,9 @@ class Trainer:
         now = time.monotonic()
         self.progress.wall_s += now - self.clock
         self.clock = now
-        if not self.journal.quiet:
-            self.progress.metrics_bytes = self.journal.metrics.stat().st_size
+        if not self.reporter.quiet:
+            self.progress.metrics_bytes = self.reporter.metrics.stat().st_size
         state = run_state(self.model, self.optimizer, self.average)
-        last = self.run / "checkpoints" / "last"
         on_rank_zero(
-            self.fabric, lambda: save_last(last, self.model, state, self.progress, self.about)
+            self.fabric, lambda: save_last(self.last, self.model, state, self.progress, self.about)
         )

@@ -11,44 +11,49 @@ from tqdm import tqdm
 
 from kanerva.config import RunConfig
 from kanerva.evaluation.bound import Score
+from kanerva.training.checkpoint import Progress
 from kanerva.training.step import StepResult
 
-COLUMNS = [
-    "step", "epoch", "split", "nll", "recon", "kl_z", "kl_y",
-    "lr", "grad_norm", "images_per_s", "skipped",
-]  # fmt: skip
+TERMS = ["nll", "recon", "kl_z", "kl_y"]
+COLUMNS = ["step", "epoch", "split", *TERMS, "lr", "grad_norm", "images_per_s", "skipped"]
 LINE_EVERY = 10.0  # seconds between lines, where there is no bar
 
 
-class Journal:
-    """The files and the terminal a run reports to. Off a terminal, lines take the bar's place."""
+class Reporter:
+    """The files and the terminal a run reports to: figures of steps and validations as rows and
+    lines, with rates. Off a terminal, lines take the bar's place."""
 
     def __init__(
-        self, run: Path, *, step: int, total: int, metrics_bytes: int, quiet: bool = False
+        self,
+        run: Path,
+        config: RunConfig,
+        progress: Progress,
+        *,
+        steps_per_epoch: int,
+        compiles: bool,
+        quiet: bool,
     ) -> None:
         """`quiet`: one of several processes, of which another reports."""
         self.metrics, self.log, self.quiet = run / "metrics.csv", run / "log.txt", quiet
-        self.last_line = 0.0
-        self.bar = tqdm(total=total, initial=step, unit="step", disable=True if quiet else None)
+        self.total, self.steps_per_epoch, self.compiles = config.steps, steps_per_epoch, compiles
+        self.images = config.batch * config.episode_length  # of a step
+        step = progress.step
+        self.first, self.last_line = step + 1, 0.0
+        self.row_clock = self.line_clock = self.clock(step)
+        hidden = True if quiet else None
+        self.bar = tqdm(total=self.total, initial=step, unit="step", disable=hidden)
         if quiet:
             return
         if step and self.metrics.exists():
-            os.truncate(self.metrics, metrics_bytes)  # what lies beyond was not saved
+            os.truncate(self.metrics, progress.metrics_bytes)  # what lies beyond was not saved
         else:
             self.metrics.write_text(",".join(COLUMNS) + "\n")
 
-    def row(self, split: str, step: int, epoch: float, **values: float) -> None:
-        """One line of metrics.csv."""
-        if self.quiet:
-            return
-        text = io.StringIO()
-        numbers = {k: f"{v:.9g}" for k, v in values.items()}
-        row = {"step": step, "epoch": f"{epoch:.4f}", "split": split} | numbers
-        csv.DictWriter(text, COLUMNS, lineterminator="\n").writerow(row)
-        with self.metrics.open("a") as file:
-            file.write(text.getvalue())
+    def clock(self, step: int) -> tuple[int, float]:
+        """A step and when it was: what a rate is counted from."""
+        return step, time.monotonic()
 
-    def line(self, text: str) -> None:
+    def say(self, text: str) -> None:
         """A line for log.txt and the terminal."""
         self.last_line = time.monotonic()
         if self.quiet:
@@ -60,86 +65,52 @@ class Journal:
         else:
             self.bar.write(text, file=sys.stderr)
 
-
-class StepClock:
-    """Steps and seconds since it was last set."""
-
-    def __init__(self, step: int) -> None:
-        self.set(step)
-
-    def set(self, step: int) -> None:
-        self.step, self.time = step, time.monotonic()
-
-    def elapsed(self, step: int) -> tuple[int, float]:
-        return step - self.step, time.monotonic() - self.time
-
-
-class Reporter:
-    """Turns the figures of steps and validations into rows and lines, with rates."""
-
-    def __init__(
-        self,
-        journal: Journal,
-        config: RunConfig,
-        *,
-        step: int,
-        steps_per_epoch: int,
-        compiles: bool,
-    ) -> None:
-        self.journal, self.compiles = journal, compiles
-        self.total, self.steps_per_epoch = config.steps, steps_per_epoch
-        self.images = config.batch * config.episode_length  # of a step
-        self.first = step + 1
-        self.row_clock, self.line_clock = StepClock(step), StepClock(step)
-
     def line_due(self, step: int) -> bool:
         """Off a terminal: after the first step, then every few seconds."""
-        if self.journal.quiet or not self.journal.bar.disable:
+        if self.quiet or not self.bar.disable:
             return False
-        return step == self.first or time.monotonic() - self.journal.last_line >= LINE_EVERY
+        return step == self.first or time.monotonic() - self.last_line >= LINE_EVERY
 
     def line(self, step: int, result: StepResult) -> None:
         """How the last step went, how fast steps are, how long the rest takes."""
-        done, seconds = self.line_clock.elapsed(step)
+        since, start = self.line_clock
+        done, seconds = step - since, time.monotonic() - start
         line = f"step {step}/{self.total} {describe(vars(result))}"
         if step == self.first and self.compiles:
-            self.journal.line(f"{line} compiled and run in {seconds:.0f} s")
-            self.line_clock.set(step)  # rates without compilation
+            self.say(f"{line} compiled and run in {seconds:.0f} s")
+            self.line_clock = self.clock(step)  # rates without compilation
             return
         left = time.gmtime((self.total - step) * seconds / done)
         rate = done * self.images / seconds
-        self.journal.line(f"{line} {rate:.0f} img/s, {time.strftime('%H:%M:%S', left)} left")
+        self.say(f"{line} {rate:.0f} img/s, {time.strftime('%H:%M:%S', left)} left")
 
     def row(self, step: int, result: StepResult, lr: float) -> None:
         """One row of training metrics, and the bar's figures."""
-        done, seconds = self.row_clock.elapsed(step)
-        rate = done * self.images / seconds
-        terms = {"nll": result.nll, "recon": result.recon, "kl_z": result.kl_z, "kl_y": result.kl_y}
-        self.journal.row(
-            "train",
-            step,
-            step / self.steps_per_epoch,
-            **terms,
-            lr=lr,
-            grad_norm=result.grad_norm,
-            images_per_s=rate,
-            skipped=float(result.skipped),
-        )
-        self.journal.bar.set_postfix(
-            {k: f"{v:.1f}" for k, v in terms.items()} | {"img/s": f"{rate:.0f}"}
-        )
-        self.row_clock.set(step)
+        since, start = self.row_clock
+        rate = (step - since) * self.images / (time.monotonic() - start)
+        figures = vars(result)
+        self._write_row("train", step, figures | {"lr": lr, "images_per_s": rate})
+        shown = {name: f"{figures[name]:.1f}" for name in TERMS}
+        self.bar.set_postfix(shown | {"img/s": f"{rate:.0f}"})
+        self.row_clock = self.clock(step)
 
     def validation(self, step: int, score: Score) -> None:
         """A row and a line."""
-        terms = {
-            "nll": score.nll_nats,
-            "recon": score.recon,
-            "kl_z": score.kl_z,
-            "kl_y": score.kl_y,
-        }
-        self.journal.row("validation", step, step / self.steps_per_epoch, **terms)
-        self.journal.line(f"step {step}/{self.total} validation {describe(terms)}")
+        terms = {"nll": score.nll_nats} | {name: getattr(score, name) for name in TERMS[1:]}
+        self._write_row("validation", step, terms)
+        self.say(f"step {step}/{self.total} validation {describe(terms)}")
+
+    def _write_row(self, split: str, step: int, values: dict[str, float]) -> None:
+        """One line of metrics.csv."""
+        if self.quiet:
+            return
+        text = io.StringIO()
+        numbers = {name: f"{values[name]:.9g}" for name in COLUMNS if name in values}
+        epoch = f"{step / self.steps_per_epoch:.4f}"
+        row = {"step": step, "epoch": epoch, "split": split} | numbers
+        csv.DictWriter(text, COLUMNS, lineterminator="\n").writerow(row)
+        with self.metrics.open("a") as file:
+            file.write(text.getvalue())
 
 
 def describe(terms: dict[str, float]) -> str:

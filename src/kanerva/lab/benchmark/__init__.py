@@ -1,1 +1,1 @@
-"""How fast: throughput, agreement of a step's forms, time to a bound, evaluation; as records."""
+"""How fast: throughput, agreement of a step's forms, time to a bound; as records."""

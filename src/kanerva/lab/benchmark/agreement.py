@@ -18,7 +18,7 @@ from kanerva.training.step import Form, Step, assemble
 
 
 class Walk:
-    """One form of a step, walked along a run's first steps."""
+    """One form of a step, walked along a run's first steps, and what it saw."""
 
     def __init__(
         self, config: RunConfig, form: Form, fabric: Fabric, episodes: TrainingEpisodes
@@ -26,10 +26,14 @@ class Walk:
         self.config, self.episodes = config, episodes
         self.step = Step(fabric, assemble(config, fabric, form), clip=config.optim.clip, form=form)
         self.step.model.train()
+        self.start = self.weights()
+        self.losses: list[float] = []
+        self.norms: list[float] = []  # of gradients
+        self.updates: list[float] = []  # in lockstep: distance as a share of the lead's step
 
-    def take(self, number: int) -> tuple[float, float]:
-        """Step `number`: its loss, and the norm of its gradient."""
-        config = self.config
+    def take(self) -> None:
+        """The next step."""
+        config, number = self.config, len(self.losses)
         self.step(
             self.episodes.batch_at(number),
             seed=derive_seed(config.seed, "step", number),
@@ -37,7 +41,8 @@ class Walk:
             decay=config.optim.ema,
         )
         seen = self.step.look()
-        return seen.nll, seen.grad_norm
+        self.losses.append(seen.nll)
+        self.norms.append(seen.grad_norm)
 
     def tensors(self) -> list[Tensor]:
         """Weights, buffers and the optimiser's state, in an order all forms share."""
@@ -48,20 +53,51 @@ class Walk:
     def weights(self) -> Tensor:
         return _flat(self.step.parameters).cpu()
 
+    def alone(self, steps: int, lead: list[list[Tensor]] | None = None) -> None:
+        """Step after step; `lead` keeps what each began with, for others to begin with."""
+        for _ in range(steps):
+            if lead is not None:
+                lead.append([tensor.detach().clone() for tensor in self.tensors()])
+            self.take()
+
+    def follow(self, lead: list[list[Tensor]]) -> None:
+        """Each step from where the lead began it; and how far from the lead's weights it ends."""
+        count = len(self.step.parameters)
+        for here, there in zip(lead, [*lead[1:], None], strict=True):
+            self.begin(here)
+            self.take()
+            if there is not None:
+                before, after = (_flat(some[:count]) for some in (here, there))
+                apart = (_flat(self.step.parameters) - after).norm() / (after - before).norm()
+                self.updates.append(float(apart))
+
+    @torch.no_grad()
+    def begin(self, lead: list[Tensor]) -> None:
+        """Stand where another was. What an optimiser does not have yet, it has as zero."""
+        for number, tensor in enumerate(self.tensors()):
+            if number < len(lead):
+                tensor.copy_(lead[number])
+            else:
+                tensor.zero_()
+
 
 def agreement(
     config: RunConfig, forms: list[Form], fabric: Fabric, episodes: TrainingEpisodes, steps: int
 ) -> list[dict[str, Any]]:
     """For each form: how far its losses and gradients lie from the first form's, in lockstep and
     left alone. The first is walked twice: what it differs from itself is the device's own noise."""
+    first = Walk(config, forms[0], fabric, episodes)
     lead: list[list[Tensor]] = []
-    reference = _alone(Walk(config, forms[0], fabric, episodes), steps, lead)
+    first.alone(steps, lead)
     rows: list[dict[str, Any]] = []
     for form in forms:
         torch._dynamo.reset()
-        locked = _in_step(Walk(config, form, fabric, episodes), steps, lead)
-        free = _alone(Walk(config, form, fabric, episodes), steps)
-        moved = (reference.ended - reference.start).norm()
+        locked = Walk(config, form, fabric, episodes)
+        locked.follow(lead)
+        free = Walk(config, form, fabric, episodes)
+        free.alone(steps)
+        losses = _distances(free.losses, first.losses)
+        moved = (first.weights() - first.start).norm()
         rows.append(
             {
                 "form": form,
@@ -69,74 +105,21 @@ def agreement(
                 "steps": steps,
                 "first_loss": free.losses[0],
                 "last_loss": free.losses[-1],
-                "lockstep_loss": _furthest(locked.losses, reference.losses),
-                "lockstep_gradient": _furthest(locked.norms, reference.norms),
+                "lockstep_loss": max(_distances(locked.losses, first.losses)),
+                "lockstep_gradient": max(_distances(locked.norms, first.norms)),
                 "lockstep_update": sum(locked.updates) / max(len(locked.updates), 1),
-                "alone_loss": _furthest(free.losses, reference.losses),
-                "alone_loss_mean": _mean(free.losses, reference.losses),
-                "alone_weights": float((free.ended - reference.ended).norm() / moved),
+                "alone_loss": max(losses),
+                "alone_loss_mean": sum(losses) / len(losses),
+                "alone_weights": float((free.weights() - first.weights()).norm() / moved),
             }
         )
     return rows
-
-
-class Path:
-    """What a walk saw."""
-
-    def __init__(self, start: Tensor) -> None:
-        self.losses: list[float] = []
-        self.norms: list[float] = []
-        self.updates: list[float] = []  # in lockstep: distance as a share of the lead's step
-        self.start = self.ended = start
-
-
-def _alone(walk: Walk, steps: int, lead: list[list[Tensor]] | None = None) -> Path:
-    """Step after step; `lead` keeps what each began with, for others to begin with."""
-    path = Path(walk.weights())
-    for number in range(steps):
-        if lead is not None:
-            lead.append([tensor.detach().clone() for tensor in walk.tensors()])
-        loss, norm = walk.take(number)
-        path.losses.append(loss)
-        path.norms.append(norm)
-    path.ended = walk.weights()
-    return path
-
-
-@torch.no_grad()
-def _begin(walk: Walk, lead: list[Tensor]) -> None:
-    """Put a walk where another was. What an optimiser does not have yet, it has as zero."""
-    mine = walk.tensors()
-    for number, tensor in enumerate(mine):
-        if number < len(lead):
-            tensor.copy_(lead[number])
-        else:
-            tensor.zero_()
-
-
-def _in_step(walk: Walk, steps: int, lead: list[list[Tensor]]) -> Path:
-    """Each step from where the lead began it; and how far from the lead's weights it then ends."""
-    path = Path(walk.weights())
-    count = len(walk.step.parameters)
-    for number in range(steps):
-        _begin(walk, lead[number])
-        loss, norm = walk.take(number)
-        path.losses.append(loss)
-        path.norms.append(norm)
-        if number + 1 < steps:
-            before, after = (_flat(lead[number + n][:count]) for n in (0, 1))
-            apart = (_flat(walk.step.parameters) - after).norm() / (after - before).norm()
-            path.updates.append(float(apart))
-    return path
 
 
 def _flat(tensors: list[Any]) -> Tensor:
     return torch.cat([tensor.detach().float().flatten() for tensor in tensors])
 
 
-def _furthest(mine: list[float], theirs: list[float]) -> float:
-    return max(abs(a - b) / abs(b) for a, b in zip(mine, theirs, strict=True))
-
-
-def _mean(mine: list[float], theirs: list[float]) -> float:
-    return sum(abs(a - b) / abs(b) for a, b in zip(mine, theirs, strict=True)) / len(mine)
+def _distances(mine: list[float], theirs: list[float]) -> list[float]:
+    """Relative distances, step by step."""
+    return [abs(a - b) / abs(b) for a, b in zip(mine, theirs, strict=True)]

@@ -1,4 +1,4 @@
-"""Time to a bound, and time of an evaluation."""
+"""Time to a bound."""
 
 import os
 import time
@@ -8,11 +8,8 @@ from typing import Any
 
 from kanerva.config import RunConfig
 from kanerva.data.splits import fixed_episodes, load_split
-from kanerva.evaluation.bound import bound, iwae
-from kanerva.lab.benchmark.timing import wait
-from kanerva.models.base import MemoryModel
+from kanerva.evaluation.bound import bound
 from kanerva.models.loading import load
-from kanerva.runs import read_run_config
 from kanerva.training.loop import train
 
 _LOADED = time.monotonic()
@@ -59,24 +56,3 @@ def time_to_bound(
         "test_nats": found.nll_nats,
         "test_images": found.n_images,
     }
-
-
-def evaluation_time(run: Path, *, samples: int, data_root: Path | None, device: str) -> list[dict]:
-    """Seconds to score a run's whole test split, after a first small part to warm up."""
-    model, config = load(run, device=device), read_run_config(run)
-    episodes = fixed_episodes(config, load_split(config, "test", data_root), model.device)
-    bound(model, episodes, limit=8)
-    rows = [_scored("bound", model, lambda: bound(model, episodes).nll_nats)]
-    if samples:
-        iwae(model, episodes, 2, limit=8)
-        name = f"iwae_{samples}"
-        rows.append(_scored(name, model, lambda: iwae(model, episodes, samples)[0]))
-    return [row | {"images": len(episodes.image_set), "run": run.name} for row in rows]
-
-
-def _scored(name: str, model: MemoryModel, score: Any) -> dict[str, Any]:
-    wait(model.device)
-    start = time.perf_counter()
-    nats = score()
-    wait(model.device)
-    return {"score": name, "seconds": time.perf_counter() - start, "nats": nats}

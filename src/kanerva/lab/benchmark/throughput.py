@@ -15,6 +15,7 @@ from lightning_fabric import Fabric
 
 from kanerva.config import RunConfig
 from kanerva.data import ImageSet, TrainingEpisodes
+from kanerva.data.splits import training_episodes
 from kanerva.evaluation.record import count_reads
 from kanerva.lab.benchmark.timing import Timing, replayed, timed, wait
 from kanerva.seeding import derive_seed, stream
@@ -23,17 +24,9 @@ from kanerva.training.step import WARM, Form, Step, assemble
 
 def random_episodes(config: RunConfig, device: torch.device) -> TrainingEpisodes:
     """Episodes of random bytes, in the shape and number of a few steps."""
-    count = 4 * config.batch * config.episode_length
-    noise = stream("benchmark")
-    pixels = torch.randint(0, 256, (count, *config.model.image), dtype=torch.uint8, generator=noise)
-    return TrainingEpisodes(
-        ImageSet("random", "train", pixels),
-        episode_length=config.episode_length,
-        batch=config.batch,
-        seed=config.seed,
-        binarization=config.data.binarization,
-        device=device,
-    )
+    shape = (4 * config.batch * config.episode_length, *config.model.image)
+    pixels = torch.randint(0, 256, shape, dtype=torch.uint8, generator=stream("benchmark"))
+    return training_episodes(config, ImageSet("random", "train", pixels), device)
 
 
 def throughput(config: RunConfig, form: Form, fabric: Fabric, *, steps: int) -> dict[str, Any]:
@@ -67,12 +60,10 @@ def throughput(config: RunConfig, form: Form, fabric: Fabric, *, steps: int) -> 
     total = timed(whole, device, calls=steps)
     peak = (torch.cuda.max_memory_allocated(device) - others) / 2**30 if on_gpu else None
     parts = _parts(step, episodes, config, steps)
-    parts["rest"] = total.ms - sum(
-        parts[name] for name in ("data", "forward", "backward", "update")
-    )
+    parts["rest"] = total.ms - sum(ms for part, ms in parts.items() if part != "read")
     images = config.batch * config.episode_length
     memory = getattr(config.model, "memory", None)  # km, dkm and dnc have rows instead
-    row: dict[str, Any] = {
+    return {
         "model": config.model.name,
         "preset": config.preset,
         "variant": config.variant,
@@ -93,7 +84,6 @@ def throughput(config: RunConfig, form: Form, fabric: Fabric, *, steps: int) -> 
         "first_step_s": first,
         "finite": step.look().skipped == 0,
     }
-    return row
 
 
 def _parts(

@@ -1,7 +1,6 @@
 """A clock that waits for the device, the device's own limits, and the record of a measurement."""
 
 import json
-import os
 import statistics
 import time
 from collections.abc import Callable
@@ -13,7 +12,6 @@ from typing import Any
 import torch
 
 from kanerva.errors import UserError
-from kanerva.evaluation.records import write_record
 from kanerva.provenance import command, commit, device_name, versions
 from kanerva.training.step import Form
 
@@ -96,28 +94,11 @@ def measurement(
     } | content
 
 
-def check_folder(folder: Path) -> None:
-    """Find out before a long measurement whether its record can be filed."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot write {folder}: {error.strerror}") from error
-    if not os.access(folder, os.W_OK):
-        raise UserError(f"cannot write {folder}: Permission denied")
-
-
-def write_measurement(record: dict[str, Any], folder: Path, name: str) -> Path:
-    """File a record as FOLDER/NAME.json."""
-    path = folder / f"{name}.json"
-    write_record(record, path)
-    return path
-
-
 def read_measurement(path: Path) -> dict[str, Any]:
     """A record as it was filed."""
     try:
         record = json.loads(path.read_text())
-        assert record["kind"] in ("throughput", "agreement", "quality", "evaluation-time")
+        assert record["kind"] in ("throughput", "agreement", "quality")
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, AssertionError) as error:

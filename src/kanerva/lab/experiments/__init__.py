@@ -1,6 +1,7 @@
 """The paper's tables and figures, and what goes beyond it: one file each, made by one command.
 
-The files that NAMES does not list are what several experiments share, and the parts of `walk`.
+A file has `ABOUT`, `run`, which measures, and `verdict`, which judges what was measured. The files
+that NAMES does not list are what several experiments share.
 """
 
 from importlib import import_module
@@ -24,7 +25,6 @@ NAMES = {  # name of the experiment: its file; in the paper's order, then beyond
     "read-steps": "read_steps",
     "temporal-shift": "temporal_shift",
     "few-shot": "few_shot",
-    "walk": "walk",
 }
 
 __all__ = ["NAMES", "Experiment", "Finding", "Lab", "experiment"]
@@ -34,4 +34,5 @@ def experiment(name: str) -> Experiment:
     """The experiment of that name."""
     if name not in NAMES:
         raise UserError(f"unknown experiment {name!r}; there are {', '.join(NAMES)}")
-    return import_module(f"kanerva.lab.experiments.{NAMES[name]}").EXPERIMENT
+    module = import_module(f"kanerva.lab.experiments.{NAMES[name]}")
+    return Experiment(name=name, run=module.run, verdict=module.verdict, **vars(module.ABOUT))

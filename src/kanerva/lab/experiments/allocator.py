@@ -1,13 +1,11 @@
 """Fig. 1: a heap. malloc, write, free, malloc again, drawn on the memory itself."""
 
-from dataclasses import dataclass
-
 import torch
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image
 from torch import Tensor
 
 from kanerva.errors import UserError
-from kanerva.lab.harness import Experiment, Figures, Finding, Lab, Pixels
+from kanerva.lab.harness import About, Figures, Finding, Lab, Pixels
 from kanerva.memory.heap import Memory
 from kanerva.models.kpp import Kpp
 from kanerva.pictures import map_with_thumbnails, stacked
@@ -15,25 +13,19 @@ from kanerva.pictures import map_with_thumbnails, stacked
 FREED = (3, 11, 20, 30)  # handles
 
 
-def draw_memory(model: Kpp, memory: Memory, images: dict[int, Tensor], title: str) -> Image.Image:
+def draw_memory(memory: Memory, images: dict[int, Tensor], title: str) -> Image.Image:
     """The map, and beside it what is held, where it lies."""
     held = memory.handles
     pictures = torch.stack([images[h] for h in held or [0]])
-    drawn = map_with_thumbnails(
+    return map_with_thumbnails(
         memory.to_image(),
         memory.places.cpu(),
         pictures[: len(held)].cpu(),
         held,
         cells=(memory.grid.rows, memory.grid.columns),
-        title=title,
+        title=f"{title} ({len(held)} of {memory.capacity} blocks held)",
         side=420,
     )
-    canvas = Image.new("RGB", (drawn.width, drawn.height + 24), (255, 255, 255))
-    canvas.paste(drawn, (0, 0))
-    text = f"{len(held)} of {memory.capacity} blocks held"
-    font = ImageFont.load_default(size=13)
-    ImageDraw.Draw(canvas).text((10, drawn.height), text, fill=(40, 40, 40), font=font)
-    return canvas
 
 
 def error(model: Kpp, memory: Memory, images: Pixels) -> float:
@@ -41,27 +33,13 @@ def error(model: Kpp, memory: Memory, images: Pixels) -> float:
     return float((model.recall(memory, images, steps=1)[0] - images).square().mean())
 
 
-@dataclass(frozen=True)
-class Stages:
-    """A memory after each call, and the image of every handle that was ever given out."""
-
-    blank: Memory
-    first: Memory
-    full: Memory
-    freed: Memory
-    again: Memory
-    refused: str  # what was said when there was no room
-    images: dict[int, Tensor]
-
-    def of(self, handles: list[int]) -> Pixels:
-        return torch.stack([self.images[handle] for handle in handles])
-
-
-def exercise(model: Kpp, images: Pixels) -> Stages:
-    """malloc until the memory is full, once more to be refused, free some, malloc again."""
+def exercise(model: Kpp, images: Pixels) -> tuple[Figures, list[Image.Image]]:
+    """malloc until the memory is full, once more to be refused, free some, malloc again. What each
+    call changed that it should not, and whether what was freed is forgotten; and the memory after
+    each."""
     few = len(FREED)
     parts = images.split([len(images) - 2 * few, few, few])
-    named: dict[int, Tensor] = {}
+    named: dict[int, Tensor] = {}  # the image of every handle that was ever given out
 
     def malloc(memory: Memory, pictures: Tensor) -> Memory:
         after = model.append(memory, pictures)
@@ -78,52 +56,41 @@ def exercise(model: Kpp, images: Pixels) -> Stages:
     except UserError as problem:
         refused = str(problem)
     freed = full.free(*FREED)
-    return Stages(blank, first, full, freed, malloc(freed, parts[2]), refused, named)
-
-
-def measure(model: Kpp, stages: Stages) -> Figures:
-    """What each call changed that it should not, and whether what was freed is forgotten."""
-    first, full, freed, again = stages.first, stages.full, stages.freed, stages.again
+    again = malloc(freed, parts[2])
+    survivors, gone = (torch.stack([named[h] for h in some]) for some in (freed.handles, FREED))
     places = {tuple(place) for place in places_of(full, list(FREED)).tolist()}
     new = [handle for handle in again.handles if handle not in freed.handles]
-    survivors, gone = stages.of(freed.handles), stages.of(list(FREED))
-    return {
+    figures = {
         "capacity": full.capacity,
         "written": len(first),
-        "freed": len(FREED),
-        "changed_by_malloc": largest_change(model, first, full, first.handles),
-        "changed_by_free": largest_change(model, full, freed, freed.handles),
+        "freed": few,
+        "changed_by_malloc": largest_change(first, full, first.handles),
+        "changed_by_free": largest_change(full, freed, freed.handles),
         "handles_kept": freed.handles == [h for h in full.handles if h not in FREED],
-        "refused_when_full": stages.refused,
+        "refused_when_full": refused,
         "freed_places_taken_again": sum(tuple(p) in places for p in places_of(again, new).tolist()),
         "error_held": error(model, again, survivors),
         "error_freed": error(model, again, gone),
         "familiarity_held": float(model.familiarity(again, survivors).mean()),
         "familiarity_freed": float(model.familiarity(again, gone).mean()),
     }
-
-
-def draw(model: Kpp, stages: Stages) -> list[Image.Image]:
-    """The memory after each call."""
-    written = len(stages.first)
     titles = {
-        "an empty memory": stages.blank,
-        f"malloc and write: {written} images, each its own block": stages.first,
-        f"malloc again: {len(FREED)} more, the rest untouched": stages.full,
-        f"free {', '.join(map(str, FREED))}: gone at once": stages.freed,
-        "malloc again: the freed places are taken": stages.again,
+        "an empty memory": blank,
+        "malloc and write: each its own block": first,
+        f"malloc again: {few} more": full,
+        f"free {', '.join(map(str, FREED))}": freed,
+        "malloc again: freed places taken": again,
     }
-    return [draw_memory(model, memory, stages.images, title) for title, memory in titles.items()]
+    return figures, [draw_memory(memory, named, title) for title, memory in titles.items()]
 
 
 @torch.no_grad()
 def run(lab: Lab) -> Finding:
-    model = lab.trained("kpp", steps=600)
+    model = lab.trained("kpp")
     assert isinstance(model, Kpp)
-    stages = exercise(model, lab.images(model.config.memory.capacity + len(FREED)))
-    figures = measure(model, stages)
-    frames = draw(model, stages)
-    return Finding(figures, table(figures), {"": stacked(frames)}, {"": frames})
+    images = lab.images(model.config.memory.capacity + len(FREED))
+    figures, frames = exercise(model, images)
+    return Finding(figures, table(figures), stacked(frames))
 
 
 def table(figures: Figures) -> list[str]:
@@ -140,15 +107,6 @@ def table(figures: Figures) -> list[str]:
         f"familiarity (nats, mean): held {figures['familiarity_held']:.0f}, freed "
         f"{figures['familiarity_freed']:.0f}",
     ]
-
-
-def summarize(figures: Figures) -> str:
-    """What malloc and free change, and how well held and freed images are known."""
-    change = max(figures["changed_by_malloc"], figures["changed_by_free"])
-    return (
-        f"malloc and free change a held block by {change:.2g} at most; familiarity of held images "
-        f"{figures['familiarity_held']:.0f} nats, of freed ones {figures['familiarity_freed']:.0f}."
-    )
 
 
 def verdict(figures: Figures) -> str:
@@ -169,22 +127,18 @@ def places_of(memory: Memory, handles: list[int]) -> Tensor:
     return memory.places[[memory.handles.index(handle) for handle in handles]]
 
 
-def largest_change(model: Kpp, before: Memory, after: Memory, handles: list[int]) -> float:
+def largest_change(before: Memory, after: Memory, handles: list[int]) -> float:
     """The largest change of any number in the blocks of these handles."""
     cells = torch.tensor([[after.slot_of(handle) for handle in handles]])
     was, now = (memory.grid.read(memory.map[None].cpu(), cells) for memory in (before, after))
     return float((was - now).abs().max())
 
 
-EXPERIMENT = Experiment(
-    name="allocator",
+ABOUT = About(
     paper="Fig. 1",
     shows="malloc, write, free, malloc again, on the memory itself",
     claim="The memory is a heap: samples are written into blocks of their own, blocks are freed "
     "and taken again, and the rest is not touched.",
-    run=run,
-    summary=summarize,
-    verdict=verdict,
     quick="about a minute",
     full="a minute on a GPU",
     presets=("mnist", "omniglot", "mazes"),

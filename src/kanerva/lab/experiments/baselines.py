@@ -1,31 +1,15 @@
-"""What experiments on reading share: rivals that learn nothing, scores, and a gallery."""
-
-import math
-from collections.abc import Sequence
+"""What experiments on reading share: rivals that learn nothing, and what reading gives."""
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
 from torch import Tensor
 
 from kanerva.lab.harness import Pixels
 from kanerva.models.base import MemoryModel
-from kanerva.pictures import MODEL_COLOURS, tile
 from kanerva.shapes import Episode, PerPixel
 
 Written = Float[Tensor, "B R C H W"]  # what an episode's memory was written from
-COLOURS = MODEL_COLOURS | {  # models, and what else is drawn beside them
-    "cue": "#555555",
-    "kpp-small": "#7aa6d6",
-    "dkm, 1 step": "#9fd0b0",
-    "median 3x3": "#8e5ea2",
-    "hopfield": "#d98e04",
-    "hopfield 0/1": "#efc77a",
-    "nearest": "#8e5ea2",
-}
 _AT_ONCE = 256  # images that go through a model together
 
 
@@ -62,24 +46,18 @@ def hopfield(
     *,
     beta: float,
     steps: int = 1,
-    signed: bool = True,
     observed: PerPixel | None = None,
 ) -> Episode:
-    """The modern Hopfield update, xi <- X softmax(beta X^T xi) (Ramsauer et al. 2020, Eq. 3).
-
-    `signed`: on pixels as -1 to 1, where black-and-white images are equally long; else as they
-    are, where images with more ink attract more. Hidden pixels of the cue have no say at first.
-    """
-    stored, state = written.flatten(2), cue
-    if signed:
-        stored, state = 2 * stored - 1, 2 * state - 1
+    """The modern Hopfield update, xi <- X softmax(beta X^T xi) (Ramsauer et al. 2020, Eq. 3), on
+    pixels as -1 to 1, where black-and-white images are equally long: as they are, images with more
+    ink attract more. Hidden pixels of the cue have no say at first."""
+    stored, state = 2 * written.flatten(2) - 1, 2 * cue - 1
     if observed is not None:
         state = state * observed[:, :, None]
     state = state.flatten(2)
     for _ in range(steps):
         state = (beta * state @ stored.mT).softmax(dim=-1) @ stored
-    pictures = state.unflatten(2, cue.shape[2:])
-    return (pictures + 1) / 2 if signed else pictures
+    return (state.unflatten(2, cue.shape[2:]) + 1) / 2
 
 
 # Reading, and what it gives
@@ -124,51 +102,3 @@ def mean_square_error(
 ) -> Float[Tensor, "*S n"]:
     """Mean squared pixel error of each picture."""
     return (pictures - images).square().flatten(-3).mean(dim=-1)
-
-
-def mean_and_error(values: Float[Tensor, "n"]) -> dict[str, float]:  # noqa: F821
-    """A mean and its standard error."""
-    spread = values.double().std().item() if len(values) > 1 else math.nan
-    return {"mean": values.double().mean().item(), "se": spread / math.sqrt(len(values))}
-
-
-def clearly_lower(difference: dict[str, float]) -> bool:
-    """Whether a mean difference is above zero beyond chance: by 1.96 standard errors."""
-    return difference["mean"] > 1.96 * difference["se"]
-
-
-# Pictures
-
-
-def canvas(width: float, height: float) -> Figure:
-    """An empty figure with room around its panels."""
-    return Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1))
-
-
-def style_axes(axes: Axes, across: str, ticks: Sequence[int]) -> None:
-    """A faint grid behind the lines, and a tick at every value measured."""
-    axes.set_xlabel(across)
-    axes.set_xticks(ticks, [str(tick) for tick in ticks])
-    axes.grid(True, color="#eeeeee")
-    axes.set_axisbelow(True)
-
-
-def legend_below(figure: Figure, axes: Axes, columns: int) -> None:
-    """One panel's legend for all of them."""
-    handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=9)
-
-
-def gallery(
-    axes: Axes, pictures: Float[Tensor, "rows columns C H W"], rows: list[str], columns: list[str]
-) -> None:
-    """A table of pictures, with its rows and columns named."""
-    image = tile(pictures.flatten(0, 1), pictures.shape[1], scale=1)
-    axes.imshow(image, interpolation="nearest")
-    high, wide = (side + 2 for side in pictures.shape[-2:])  # with its frame
-    axes.set_yticks([(row + 0.5) * high + 0.5 for row in range(len(rows))], rows, fontsize=9)
-    axes.set_xticks([(n + 0.5) * wide + 0.5 for n in range(len(columns))], columns, fontsize=9)
-    axes.xaxis.tick_top()
-    axes.tick_params(length=0)
-    for side in axes.spines.values():
-        side.set_visible(False)

@@ -1,32 +1,24 @@
 """Fig. 6, right: noisy images cleaned by reading a memory that was written clean, ten times."""
 
-from dataclasses import dataclass
-from functools import partial
-
 import torch
 from jaxtyping import Float
 from matplotlib.figure import Figure
 from torch import Tensor
 
 from kanerva.evaluation.noise import NOISES, make_cue
+from kanerva.evaluation.report import columns
+from kanerva.lab.experiments import plots
 from kanerva.lab.experiments.baselines import (
-    COLOURS,
-    canvas,
-    clearly_lower,
-    gallery,
-    legend_below,
-    mean_and_error,
     mean_square_error,
     median_filter,
     nearest_is_own,
     recall_every_step,
-    style_axes,
 )
-from kanerva.lab.harness import Experiment, Figures, Finding, Lab, Pixels
-from kanerva.models.base import MemoryModel
+from kanerva.lab.experiments.measures import clearly_lower, estimate, pm
+from kanerva.lab.harness import About, Figures, Finding, Lab, Pixels
 
 CUES = (*NOISES, "clean")  # the last: what a read costs by itself
-MEMORIES = {"kpp": 600, "kpp-paper": 400, "dkm": 400}  # and the steps of their quick trainings
+MEMORIES = ("kpp", "kpp-paper", "dkm")
 RIVALS = ("vae", "median 3x3")
 STEPS, DRAWN = 10, 6
 
@@ -34,139 +26,83 @@ STEPS, DRAWN = 10, 6
 @torch.no_grad()
 def run(lab: Lab) -> Finding:
     images = lab.images(lab.pick(128, 1024))
-    vae = lab.trained("vae", steps=400)
-    models = {name: lab.trained(name, steps=steps) for name, steps in MEMORIES.items()}
+    vae = lab.trained("vae")
+    models = {name: lab.trained(name) for name in MEMORIES}
+    lengths = {name: lab.config(name).episode_length for name in MEMORIES}
     figures: Figures = {
         "images": len(images),
         "steps": STEPS,
         "binary": bool(((images == 0) | (images == 1)).all()),
-        "length": {name: lab.config(name).episode_length for name in MEMORIES},
+        "length": lengths,
         "error": {},
-        "another_memory": {},
-        "found": {},
+        "another_memory": {cue: {} for cue in CUES},
+        "found": {cue: {} for cue in CUES},
         "lower": {},
     }
     pictures: dict[str, dict[str, Pixels]] = {}  # by noise and by what is drawn
     for noise in CUES:
         cue = make_cue(noise, images, lab.noise("denoise", noise))
-        made = {
+        made: dict[str, Float[Tensor, "_ n C H W"]] = {
             "cue": cue[None],
             "vae": vae.reconstruct(cue)[None],
             "median 3x3": median_filter(cue)[None],
         }
-        read = {
-            name: read_memory(lab, name, model, images, cue, figures["length"][name])
-            for name, model in models.items()
-        }
-        made |= {name: one.steps for name, one in read.items()}
-        figures["found"][noise] = {name: one.found for name, one in read.items()}
-        figures["another_memory"][noise] = {name: one.another for name, one in read.items()}
+        for name, model in models.items():  # write clean images, read from noisy cues
+            length, chance = lengths[name], lab.noise("denoise", name, "write")
+            both = [
+                recall_every_step(
+                    model, images, cue, length, steps=STEPS, noise=chance, other_episode=other
+                )
+                for other in (False, True)
+            ]
+            made[name], another = both[0], mean_square_error(both[1][-1], images)
+            last, written = (each.unflatten(0, (-1, length)) for each in (both[0][-1], images))
+            figures["found"][noise][name] = nearest_is_own(last, written).float().mean().item()
+            figures["another_memory"][noise][name] = estimate(another)
         errors = {name: mean_square_error(steps, images) for name, steps in made.items()}
         figures["error"][noise] = {
-            name: [mean_and_error(step) for step in error] for name, error in errors.items()
+            name: [estimate(step) for step in error] for name, error in errors.items()
         }
         if noise in NOISES:  # by how much kpp is lower, image for image
             figures["lower"][noise] = {
-                name: mean_and_error(errors[name][-1] - errors["kpp"][-1])
+                name: estimate(errors[name][-1] - errors["kpp"][-1])
                 for name in ("cue", *RIVALS, "kpp-paper", "dkm")
             }
-            pictures[noise] = {"clean": images} | choose_pictures(made)
-    return Finding(figures, table(figures), {"": draw(figures, pictures)})
-
-
-@dataclass(frozen=True)
-class Reading:
-    """What a memory gives back of noisy cues."""
-
-    steps: Float[Tensor, "S n C H W"]
-    found: float  # share of images whose nearest written image is their own, after the last step
-    another: dict[str, float]  # the error in a memory that does not hold the image
-
-
-def read_memory(
-    lab: Lab, name: str, model: MemoryModel, images: Pixels, cue: Pixels, length: int
-) -> Reading:
-    """Write clean images, read from noisy cues; then read in the memory of another episode."""
-    noise = lab.noise("denoise", name, "write")
-    read = partial(recall_every_step, model, images, cue, length, steps=STEPS, noise=noise)
-    steps = read()
-    pictures, written = (each.unflatten(0, (-1, length)) for each in (steps[-1], images))
-    found = nearest_is_own(pictures, written).float().mean().item()
-    other = read(other_episode=True)[-1]
-    return Reading(steps, found, mean_and_error(mean_square_error(other, images)))
-
-
-def choose_pictures(made: dict[str, Float[Tensor, "_ n C H W"]]) -> dict[str, Pixels]:
-    """Rows of the picture: the cue, kpp's first and last step, and what others end with."""
-    chosen = {
-        "noisy": ("cue", 0),
-        "kpp, step 1": ("kpp", 0),
-        f"kpp, step {STEPS}": ("kpp", -1),
-        "kpp-paper": ("kpp-paper", -1),
-        "dkm": ("dkm", -1),
-        "vae": ("vae", 0),
-        "median 3x3": ("median 3x3", 0),
-    }
-    return {label: made[name][step] for label, (name, step) in chosen.items()}
-
-
-# In words
+            ends = {name: made[name][-1] for name in ("kpp-paper", "dkm", *RIVALS)}
+            ours = {"kpp, step 1": made["kpp"][0], f"kpp, step {STEPS}": made["kpp"][-1]}
+            pictures[noise] = {"clean": images, "noisy": cue} | ours | ends
+    return Finding(figures, table(figures), draw(figures, pictures))
 
 
 def table(figures: Figures) -> list[str]:
     """Errors in thousandths, a row for each system."""
-    lengths = ", ".join(f"{name} {length}" for name, length in figures["length"].items())
+    last, lengths = f"step {figures['steps']}", figures["length"].items()
+    rows = [["", *CUES]]
+    for name in ("cue", *MEMORIES, *RIVALS):
+        for step, label in ((0, "step 1"), (-1, last)) if name in MEMORIES else ((0, ""),):
+            cells = [pm(figures["error"][cue][name][step], 2, 1e3) for cue in CUES]
+            rows.append([f"{name} {label}", *cells])
+    for name in MEMORIES:
+        cells = [pm(figures["another_memory"][cue][name], 2, 1e3) for cue in CUES]
+        rows.append([f"{name} {last}, another memory", *cells])
+    for name in MEMORIES:
+        cells = [f"{figures['found'][cue][name]:.1%}" for cue in CUES]
+        rows.append([f"{name} {last}, found", *cells])
     lines = [
         f"mean squared pixel error x 1000 against the clean image, ± its standard error over "
-        f"{figures['images']} images",
-        f"images in one memory, as in training: {lengths}; dkm: KL(M) unpaid; vae and filter: none",
+        f"{figures['images']} images;",
+        "another memory: one that lacks the image; found: share of images whose nearest "
+        "written image is their own",
+        f"images in one memory: {', '.join(f'{name} {count}' for name, count in lengths)}, as in "
+        "training; dkm: KL(M) unpaid",
         "",
-        f"{'':<24}" + "".join(f"{name:>18}" for name in CUES),
+        *columns(rows, left=1).splitlines(),
     ]
-    for name in ("cue", *MEMORIES, *RIVALS):
-        for step in (0, -1) if name in MEMORIES else (0,):
-            label = (
-                name
-                if name not in MEMORIES
-                else f"{name}, step {1 if step == 0 else figures['steps']}"
-            )
-            found = [figures["error"][noise][name][step] for noise in CUES]
-            lines.append(f"{label:<24}" + "".join(thousandths(each) for each in found))
-    lines.append(
-        f"after {figures['steps']} steps in the memory of another episode, which lacks the image:"
-    )
-    for name in MEMORIES:
-        found = [figures["another_memory"][noise][name] for noise in CUES]
-        lines.append(f"{'  ' + name:<24}" + "".join(thousandths(each) for each in found))
-    lines.append(
-        f"share of images whose nearest written image after {figures['steps']} steps is their own:"
-    )
-    for name in MEMORIES:
-        found = [figures["found"][noise][name] for noise in CUES]
-        lines.append(f"{'  ' + name:<24}" + "".join(f"{each:>18.1%}" for each in found))
     if figures["binary"]:
         lines.append(
             "pixels are 0 or 1: speckle and Poisson noise change ink only, and only make it darker"
         )
     return lines
-
-
-def thousandths(error: dict[str, float]) -> str:
-    mean, se = 1000 * error["mean"], 1000 * error["se"]
-    return f"{mean:>11.2f} ± {se:.2f}"
-
-
-def summarize(figures: Figures) -> str:
-    """What is left of each noise after the last step."""
-    words = []
-    for noise in NOISES:
-        errors = figures["error"][noise]
-        left = [f"{name} {1000 * errors[name][-1]['mean']:.2f}" for name in ("kpp", *RIVALS)]
-        words.append(f"{noise} {1000 * errors['cue'][0]['mean']:.2f}: {', '.join(left)}")
-    return (
-        f"squared pixel error x 1000 of the noisy cue, and after {figures['steps']} steps: "
-        f"{'; '.join(words)}."
-    )
 
 
 def verdict(figures: Figures) -> str:
@@ -180,18 +116,17 @@ def verdict(figures: Figures) -> str:
         f"after {figures['steps']} steps kpp lowers the error for {list_noises(cleaned)},",
         f"and beats both the VAE and the median filter for {list_noises(best)}.",
     ]
-    floor = figures["error"]["clean"]["kpp"][-1]["mean"]
+    floor = 1000 * figures["error"]["clean"]["kpp"][-1]["mean"]
     for noise in NOISES:
-        rest = [name for name in ("cue", *RIVALS) if not clearly_lower(less[noise][name])]
-        if not rest:
+        if all(clearly_lower(less[noise][name]) for name in ("cue", *RIVALS)):
             continue
-        errors = figures["error"][noise]
-        lowest = min(errors, key=lambda name: errors[name][-1]["mean"])
-        least, ours = (1000 * errors[name][-1]["mean"] for name in (lowest, "kpp"))
+        errors = {name: 1000 * e[-1]["mean"] for name, e in figures["error"][noise].items()}
+        lowest = min(errors, key=errors.__getitem__)
         words.append(
-            f"{noise}: lowest is {'the cue itself' if lowest == 'cue' else lowest}, {least:.2f} "
-            f"against {ours:.2f} thousandths; kpp finds {figures['found'][noise]['kpp']:.0%} "
-            f"of the images, and reading one back errs by {1000 * floor:.2f} even from a clean cue."
+            f"{noise}: lowest is {'the cue itself' if lowest == 'cue' else lowest}, "
+            f"{errors[lowest]:.2f} against {errors['kpp']:.2f} thousandths; kpp finds "
+            f"{figures['found'][noise]['kpp']:.0%} of the images, and reading one back errs by "
+            f"{floor:.2f} even from a clean cue."
         )
     return " ".join(words)
 
@@ -200,51 +135,40 @@ def list_noises(names: list[str]) -> str:
     return f"{len(names)} of {len(NOISES)} noises" + (f" ({', '.join(names)})" if names else "")
 
 
-# In pictures
-
-
 def draw(figures: Figures, pictures: dict[str, dict[str, Pixels]]) -> Figure:
     """For each noise: a few images and what becomes of them; below, the error of every step."""
-    figure = canvas(14.0, 10.0)
+    steps = range(1, figures["steps"] + 1)
+    figure = plots.canvas(
+        14.0,
+        10.0,
+        f"memories after {figures['steps']} steps where not said; error bars: standard error over "
+        f"{figures['images']} images",
+    )
     panels = figure.subplots(2, len(NOISES), height_ratios=(1.8, 1))
     for column, noise in enumerate(NOISES):
         rows = pictures[noise]
         shown = torch.stack([each[:DRAWN] for each in rows.values()])
-        gallery(panels[0, column], shown, list(rows), [])
+        plots.gallery(panels[0, column], shown, list(rows), [])
         panels[0, column].set_title(noise.replace("_", " & "))
         axes = panels[1, column]
-        for name in ("cue", *MEMORIES, *RIVALS):
-            found = figures["error"][noise][name]
-            mean = [1000 * step["mean"] for step in found]
-            error = [1000 * step["se"] for step in found]
-            colour = COLOURS[name]
+        for name, found in figures["error"][noise].items():
+            look = {"label": name, "color": plots.COLOURS[name]}
             if name in MEMORIES:
-                at = range(1, len(found) + 1)
-                axes.errorbar(at, mean, error, label=name, color=colour, marker=".", capsize=2)
+                plots.draw_line(axes, steps, found, 1e3, marker=".", **look)
             else:
-                label = "noisy cue" if name == "cue" else name
-                axes.axhline(mean[0], label=label, color=colour, linestyle="--")
-        style_axes(axes, "step", range(1, figures["steps"] + 1))
+                axes.axhline(1000 * found[0]["mean"], linestyle="--", **look)
+        plots.finish_axes(axes, "step", steps)
         axes.set_ylim(bottom=0)
     panels[1, 0].set_ylabel("squared pixel error × 1000")
-    legend_below(figure, panels[1, -1], 8)
-    figure.suptitle(
-        f"memories after {figures['steps']} steps where not said; error bars: standard error over "
-        f"{figures['images']} images",
-        fontsize=10,
-    )
+    plots.legend_below(figure, panels[1, -1], 8)
     return figure
 
 
-EXPERIMENT = Experiment(
-    name="denoise",
+ABOUT = About(
     paper="Fig. 6, right",
     shows="salt & pepper, speckle, Poisson noise cleaned in ten steps",
     claim="Reading a memory again and again cleans salt and pepper, speckle and Poisson noise from "
     "what it holds.",
-    run=run,
-    summary=summarize,
-    verdict=verdict,
     presets=("mnist", "omniglot"),
     quick="about 3 min on two cores",
 )

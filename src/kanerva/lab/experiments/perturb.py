@@ -10,17 +10,19 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from kanerva.lab.experiments.picture_measures import (
+from kanerva.evaluation.report import columns
+from kanerva.lab.experiments.measures import (
     DEAD,
     Intervals,
     interval,
     is_blurred,
     mean_distance,
+    pm,
     rms,
     sharpness,
 )
 from kanerva.lab.experiments.scene import GROUP, MODELS, is_binary, train_for_scene, write_scene
-from kanerva.lab.harness import Experiment, Figures, Finding, Lab, Pixels
+from kanerva.lab.harness import About, Figures, Finding, Lab, Pixels
 from kanerva.lab.paper_figures import KEY_NOISE
 from kanerva.models.base import MemoryModel
 from kanerva.pictures import Pictures, sheet
@@ -29,12 +31,10 @@ Rows = Float[Tensor, "rows R C H W"]  # what moves of one image's key bring
 PerRow = Float[Tensor, " rows"]
 Ways = dict[str, Intervals]  # by how keys were moved
 
-SPREADS = (KEY_NOISE, KEY_NOISE**0.5)  # the paper's as a standard deviation, and as a variance
-FIRST = f"{SPREADS[0]:.3g}"
+# the paper's 0.1 as a standard deviation, and as a variance
+SPREADS = {f"{spread:.3g}": spread for spread in (KEY_NOISE, KEY_NOISE**0.5)}
+FIRST = next(iter(SPREADS))
 ACROSS = 8  # pictures of a row
-
-
-# Rows of moved keys
 
 
 def measure_rows(rows: Rows, still: Pixels, images: Pixels, binary: bool) -> dict[str, PerRow]:
@@ -65,50 +65,47 @@ def move_keys(
         return made.flatten(0, 1).unflatten(0, (-1, ACROSS))
 
     found = {}
-    for spread in SPREADS:
+    for label, spread in SPREADS.items():
         noise = torch.randn(shape, generator=generator, device=images.device)
-        found[f"{spread:.3g}"] = rows(at.starts[:, :, None] + spread * noise)
+        found[label] = rows(at.starts[:, :, None] + spread * noise)
     if at.memory is not None:
         found["z redrawn"] = rows(at.starts[:, :, None].expand(shape), generator)
     found["random"] = rows(at.draw_keys(length * ACROSS, generator).view(shape))
     return at.pictures(at.starts).flatten(0, 1), found
 
 
-def measure(lab: Lab, model: MemoryModel, length: int, name: str) -> tuple[Ways, list[Tensor]]:
+def measure(lab: Lab, name: str, count: int) -> tuple[Ways, list[tuple[str, Pictures]]]:
     """Every way of moving, measured over all rows; and rows of the first images to look at."""
-    count = lab.pick(2, 32)
+    model, length = train_for_scene(lab, name)
     values: dict[str, dict[str, list[PerRow]]] = {}
-    shown: list[Tensor] = []
+    shown: list[tuple[str, Pictures]] = []
     for group in range(count):
         images = lab.images(GROUP, skip=group * GROUP)
         still, found = move_keys(model, images, length, lab.noise(name, "moves", group))
         for way, rows in {"unmoved": still[:, None], **found}.items():
             for what, value in measure_rows(rows, still, images, is_binary(model)).items():
-                values.setdefault(way, {}).setdefault(what, []).append(value)
-        if group == 0:
-            for rows in (found[f"{SPREADS[0]:.3g}"], found[f"{SPREADS[1]:.3g}"]):
-                shown.append(torch.cat([images[:, None], still[:, None], rows], dim=1)[:4])
+                if way != "unmoved" or what not in ("change", "within"):
+                    values.setdefault(way, {}).setdefault(what, []).append(value)
+        for label in SPREADS if group == 0 else ():
+            rows = torch.cat([images[:, None], still[:, None], found[label]], dim=1)[:4]
+            start = f"{name}: image, unmoved, then its {latent(name)} moved by"
+            shown.append((f"{start} {label} * noise", rows.flatten(0, 1)))
     figures = {
-        way: {
-            what: interval(torch.cat(value))
-            for what, value in each.items()
-            if way != "unmoved" or what not in ("change", "within")
-        }
+        way: {what: interval(torch.cat(value)) for what, value in each.items()}
         for way, each in values.items()
     }
     return figures, shown
 
 
-def summarize(figures: Figures) -> str:
-    """How much pictures change where keys are moved, and where they are drawn at random."""
-    words = []
-    for name, ways in figures["models"].items():
-        moved, random = ways[FIRST], ways["random"]
-        words.append(
-            f"{name}: {moved['change']['mean']:.3f} for {latent(name)} moved by {FIRST}, "
-            f"{random['change']['mean']:.3f} at random; {stay(ways)}"
-        )
-    return f"change of pictures: {'. '.join(words)}."
+def run(lab: Lab) -> Finding:
+    count = lab.pick(2, 32)
+    models: dict[str, Ways] = {}
+    parts: list[tuple[str, Pictures]] = []
+    for name in MODELS:
+        models[name], shown = measure(lab, name, count)
+        parts += shown
+    figures = {"rows": count * GROUP, "across": ACROSS, "among": GROUP, "models": models}
+    return Finding(figures, table(figures), sheet(parts, columns=ACROSS + 2))
 
 
 def verdict(figures: Figures) -> str:
@@ -120,10 +117,9 @@ def verdict(figures: Figures) -> str:
     if theirs and not ours:
         words.append("Moving z blurs a VAE's pictures, moving keys not kpp's: as the paper has it.")
     else:
-        how = "both are blurred" if theirs else "its pictures stay as sharp"
+        how = "both are" if theirs else "only kpp's pictures are" if ours else "neither is"
         words.append(
-            "That a VAE's z, moved so little, leaves the valid region is NOT seen: "
-            + ("only kpp's pictures are blurred." if ours and not theirs else f"{how}.")
+            f"That a VAE's z, moved so little, leaves the valid region is NOT seen: {how} blurred."
         )
     return " ".join(words)
 
@@ -139,12 +135,14 @@ def judge(name: str, ways: Ways) -> str:
         )
     if change < DEAD:
         return f"{name}: {what} moved by {FIRST} change nothing to be seen."
-    if moved["within"]["mean"] + slack < apart:
-        return (
-            f"{name}: local variation, {change:.3f} for {what} moved by {FIRST}, "
-            f"{random['change']['mean']:.3f} at random; {stay(ways)}."
-        )
-    return f"{name}: moved {what} are NOT nearer to each other than random ones."
+    if moved["within"]["mean"] + slack >= apart:
+        return f"{name}: moved {what} are NOT nearer to each other than random ones."
+    own, unmoved = (ways[way]["own"]["mean"] for way in (FIRST, "unmoved"))
+    return (
+        f"{name}: local variation, {change:.3f} for {what} moved by {FIRST}, "
+        f"{random['change']['mean']:.3f} at random; {own:.0%} stay nearest to their own image "
+        f"({unmoved:.0%} unmoved)."
+    )
 
 
 def latent(name: str) -> str:
@@ -152,68 +150,29 @@ def latent(name: str) -> str:
     return "z" if name == "vae" else "keys"
 
 
-def stay(ways: Ways) -> str:
-    """How many pictures stay nearest to the image of their row."""
-    moved, unmoved = (ways[way]["own"]["mean"] for way in (FIRST, "unmoved"))
-    return f"{moved:.0%} stay nearest to their own image ({unmoved:.0%} unmoved)"
-
-
-def run(lab: Lab) -> Finding:
-    models: dict[str, Ways] = {}
-    parts: list[tuple[str, Pictures]] = []
-    for name in MODELS:
-        model, length = train_for_scene(lab, name)
-        models[name], shown = measure(lab, model, length, name)
-        parts += label_rows(name, *shown)
-    rows = lab.pick(2, 32) * GROUP
-    figures = {"rows": rows, "across": ACROSS, "among": GROUP, "models": models}
-    return Finding(figures, table(figures), {"": sheet(parts, columns=ACROSS + 2)})
-
-
-def label_rows(name: str, near: Rows, far: Rows) -> list[tuple[str, Pictures]]:
-    """Rows to look at; of `kpp-paper`, whose keys do little, one kind is enough."""
-    what, first = ("z", "image") if name == "vae" else ("key", "written")
-    start = f"{name}: {first}, unmoved, then its {what} moved by"
-    parts = [(f"{start} {SPREADS[0]:.3g} * noise", near.flatten(0, 1))]
-    if name != "kpp-paper":
-        parts.append((f"{start} {SPREADS[1]:.3g} * noise", far.flatten(0, 1)))
-    return parts
-
-
 def table(figures: Figures) -> list[str]:
     """A row for each model and way of moving."""
-    lines = [
-        f"{figures['rows']} rows of {ACROSS}; root mean square over pixels, ± 95 % over rows; z at "
-        "its mean",
-        f"{'model':<14}{'moved by':<10}{'change':>14}{'within a row':>15}{'nearest written':>17}"
-        f"{'own':>6}{'edges':>15}{'greyness':>15}",
-    ]
+    rows = [["model", "moved by", "change", "within a row", "nearest", "own", "edges", "greyness"]]
     for name, ways in figures["models"].items():
         for way, found in ways.items():
-            cells = [
-                f"{found[what]['mean']:.3f} ±{found[what]['ci95']:.3f}" if what in found else "-"
-                for what in ("change", "within", "nearest", "edges", "grey")
-            ]
-            lines.append(
-                f"{name:<14}{way:<10}{cells[0]:>14}{cells[1]:>15}{cells[2]:>17}"
-                f"{found['own']['mean']:6.2f}{cells[3]:>15}{cells[4]:>15}"
-            )
-    return lines + [
-        "change: from the picture unmoved; own: share whose nearest image is the row's own, among "
-        f"{GROUP};",
+            cells = [pm(found.get(what)) for what in ("change", "within", "nearest")]
+            sharp = [pm(found.get(what)) for what in ("edges", "grey")]
+            rows.append([name, way, *cells, f"{found['own']['mean']:.2f}", *sharp])
+    return [
+        f"{figures['rows']} rows of {ACROSS}; root mean square over pixels, ± 95 % over rows; z at "
+        "its mean",
+        *columns(rows, left=2).splitlines(),
+        f"change: from the picture unmoved; nearest: of the {GROUP} written; own: share for which "
+        "that is the row's image;",
         "edges: mean difference of neighbouring pixels; greyness: mean of 4p(1-p)",
     ]
 
 
-EXPERIMENT = Experiment(
-    name="perturb",
+ABOUT = About(
     paper="Fig. 7",
     shows="keys moved by N(0, 0.1), row by row; a VAE's z likewise",
     claim=f"Keys live in few dimensions, so y + eps, eps ~ N(0, {KEY_NOISE}), stays where density "
     "is high and gives local variations; a VAE's z, moved, leaves the valid region.",
-    run=run,
-    summary=summarize,
-    verdict=verdict,
     full="30 min on a GPU",
     presets=("omniglot", "mazes"),
 )

@@ -10,15 +10,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from kanerva.evaluation.report import columns
 from kanerva.evaluation.uses import nearest_is_held
-from kanerva.lab.experiments.picture_measures import (
-    DEAD,
-    Intervals,
-    interval,
-    mean_distance,
-    rms,
-    sharpness,
-)
+from kanerva.lab.experiments.measures import DEAD, interval, mean_distance, pm, rms, sharpness
 from kanerva.lab.experiments.scene import (
     GROUP,
     MODELS,
@@ -28,7 +22,7 @@ from kanerva.lab.experiments.scene import (
     train_for_scene,
     write_scene,
 )
-from kanerva.lab.harness import Experiment, Figures, Finding, Lab
+from kanerva.lab.harness import About, Figures, Finding, Lab
 from kanerva.models.base import MemoryModel
 from kanerva.pictures import Pictures, sheet
 
@@ -64,20 +58,40 @@ def read_at_random(
     return found
 
 
-def summarize(figures: Figures) -> str:
-    """How much nearer pictures at random keys are to what was written; how far apart keys alone."""
-    found, words = figures["pictures"], []
+def run(lab: Lab) -> Finding:
+    count = lab.pick(8, 32)
+    values: dict[str, dict[str, list[Tensor]]] = {}
+    parts = [(f"written into the memory: {SHOWN} of {GROUP}", lab.images(GROUP)[:SHOWN])]
     for name in MODELS:
-        alone = found.get(f"{name}, keys alone")
-        apart = f", by keys alone {alone['apart']['mean']:.4f} apart" if alone else ""
-        words.append(f"{name} {closeness(found[name])}{apart}")
-    return f"nearer to what was written than to other images by: {'; '.join(words)}."
-
-
-def closeness(found: Intervals) -> str:
-    """How much farther the nearest unwritten image is than the nearest written one."""
-    gap = found["gap"]
-    return f"{round(gap['mean'], 3) + 0.0:.3f} ±{gap['ci95']:.3f}"  # + 0.0: no -0.000
+        model, length = train_for_scene(lab, name)
+        for group in range(count):
+            written = lab.images(GROUP, skip=group * GROUP)
+            others = lab.images(GROUP, skip=(group + 1) * GROUP)
+            noise = lab.noise(name, "random keys", group)
+            made = {
+                join(name, how): pictures
+                for how, pictures in read_at_random(model, written, length, noise).items()
+            }
+            if group == 0:
+                parts += [(label, p[:SHOWN]) for label, p in made.items() if ", on " not in label]
+            if name == "vae":  # to compare with; every model saw the same
+                made["unwritten images"] = lab.images(GROUP, skip=(count + 1 + group) * GROUP)
+                made["two written, mixed"] = (written + written.roll(1, dims=0)) / 2
+            for label, pictures in made.items():
+                if len(pictures):
+                    found = measure(pictures, written, others, is_binary(model))
+                    for what, value in found.items():
+                        values.setdefault(label, {}).setdefault(what, []).append(value)
+    figures = {
+        "memories": count,
+        "of": GROUP,
+        "n": {name: sum(map(len, each["nearest"])) for name, each in values.items()},
+        "pictures": {
+            name: {what: interval(torch.cat(value)) for what, value in each.items()}
+            for name, each in values.items()
+        },
+    }
+    return Finding(figures, table(figures), sheet(parts, columns=SHOWN))
 
 
 def verdict(figures: Figures) -> str:
@@ -85,7 +99,8 @@ def verdict(figures: Figures) -> str:
     found, words = figures["pictures"], []
     for name in MODELS:
         gap, alone = found[name]["gap"], found.get(f"{name}, keys alone")
-        nearer = f"{closeness(found[name])} nearer to what was written"
+        no_minus = gap | {"mean": round(gap["mean"], 3) + 0.0}  # never -0.000
+        nearer = f"{pm(no_minus)} nearer to what was written"
         if name == "vae":
             words.append(f"vae, which writes nothing: {nearer}.")
         elif alone is not None and alone["apart"]["mean"] < DEAD:
@@ -100,82 +115,26 @@ def verdict(figures: Figures) -> str:
     return " ".join(words)
 
 
-def run(lab: Lab) -> Finding:
-    count = lab.pick(8, 32)
-    values: dict[str, dict[str, list[Tensor]]] = {}
-    parts = [(f"written into the memory: {SHOWN} of {GROUP}", lab.images(GROUP)[:SHOWN])]
-
-    def enter(name: str, found: Values) -> None:
-        for what, value in found.items():
-            values.setdefault(name, {}).setdefault(what, []).append(value)
-
-    for name in MODELS:
-        model, length = train_for_scene(lab, name)
-        for group in range(count):
-            written = lab.images(GROUP, skip=group * GROUP)
-            others = lab.images(GROUP, skip=(group + 1) * GROUP)
-            noise = lab.noise(name, "random keys", group)
-            for how, made in read_at_random(model, written, length, noise).items():
-                if len(made):
-                    enter(join(name, how), measure(made, written, others, is_binary(model)))
-                if group == 0 and how not in ("on a block", "on free space"):
-                    parts.append((f"{name}: {caption(name, how)}", made[:SHOWN]))
-            if name == "vae":  # to compare with; every model saw the same
-                new = lab.images(GROUP, skip=(count + 1 + group) * GROUP)
-                mixed = (written + written.roll(1, dims=0)) / 2
-                for label, real in (("unwritten images", new), ("two written, mixed", mixed)):
-                    enter(label, measure(real, written, others, is_binary(model)))
-    figures = {
-        "memories": count,
-        "of": GROUP,
-        "n": {name: sum(map(len, each["nearest"])) for name, each in values.items()},
-        "pictures": {
-            name: {what: interval(torch.cat(value)) for what, value in each.items()}
-            for name, each in values.items()
-        },
-    }
-    return Finding(figures, table(figures), {"": sheet(parts, columns=SHOWN)})
-
-
-def caption(name: str, how: str) -> str:
-    """What pictures are of."""
-    if how == "keys alone":
-        return "the same keys, z at its mean"
-    return how or ("z ~ N(0, 1)" if name == "vae" else "random keys, z drawn")
-
-
 def table(figures: Figures) -> list[str]:
     """A row for each model and what was done."""
-    lines = [
-        f"{figures['memories']} memories of {GROUP} images; root mean square over pixels, ± 95 %",
-        f"{'pictures':<30}{'n':>6}{'nearest written':>17}{'others farther':>17}{'two apart':>15}"
-        f"{'edges':>8}{'greyness':>10}",
-    ]
+    measures = ("nearest", "gap", "apart", "edges", "grey")
+    rows = [["", "n", "nearest written", "others farther", "two apart", "edges", "greyness"]]
     for name, found in figures["pictures"].items():
-        cells = [
-            f"{found[what]['mean']:.3f} ±{found[what]['ci95']:.3f}" if what in found else "-"
-            for what in ("nearest", "gap", "apart")
-        ]
-        sharp = [f"{found[w]['mean']:.3f}" if w in found else "-" for w in ("edges", "grey")]
-        lines.append(
-            f"{name:<30}{figures['n'][name]:6d}{cells[0]:>17}{cells[1]:>17}{cells[2]:>15}"
-            f"{sharp[0]:>8}{sharp[1]:>10}"
-        )
-    lines.append(
+        cells = [pm(found.get(what)) for what in measures]
+        rows.append([name, str(figures["n"][name]), *cells])
+    return [
+        f"{figures['memories']} memories of {GROUP} images; root mean square over pixels, ± 95 %",
+        *columns(rows, left=1).splitlines(),
         f"others farther: by how much the nearest of {GROUP} unwritten images is farther; 0 for a "
-        "model without memory"
-    )
-    return lines
+        "model without memory;",
+        "keys alone: z at its mean, else drawn",
+    ]
 
 
-EXPERIMENT = Experiment(
-    name="random-keys",
+ABOUT = About(
     paper="Fig. 8",
     shows="pictures at keys from p(Y): do they show the memory?",
     claim="Keys drawn from p(Y) read new pictures of the episode out of its memory.",
-    run=run,
-    summary=summarize,
-    verdict=verdict,
     full="30 min on a GPU",
     presets=("omniglot", "mazes"),
 )

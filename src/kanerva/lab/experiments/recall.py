@@ -8,19 +8,11 @@ import torch.nn.functional as F
 from matplotlib.figure import Figure
 
 from kanerva.evaluation import noise
+from kanerva.evaluation.report import columns
 from kanerva.evaluation.resized import ResizedMemory
-from kanerva.lab.experiments.baselines import (
-    COLOURS,
-    canvas,
-    gallery,
-    hopfield,
-    legend_below,
-    nearest,
-    nearest_is_own,
-    recall_every_step,
-    style_axes,
-)
-from kanerva.lab.harness import Experiment, Figures, Finding, Lab, Pixels
+from kanerva.lab.experiments import plots
+from kanerva.lab.experiments.baselines import hopfield, nearest, nearest_is_own, recall_every_step
+from kanerva.lab.harness import About, Figures, Finding, Lab, Pixels
 from kanerva.models.base import MemoryModel
 from kanerva.shapes import Episode
 
@@ -32,7 +24,7 @@ CUES = {
 SHIFT, BETA = 2, 1.0
 SMALL = 24  # side of a memory of 36 blocks of 4x4
 BAR, BAR_LENGTH, BAR_CUE = 0.95, 32, "lower_half_hidden"
-SYSTEMS = ("kpp", "kpp-small", "dkm", "dkm, 1 step", "hopfield", "hopfield 0/1", "nearest")
+SYSTEMS = ("kpp", "kpp-small", "dkm", "dkm, 1 step", "hopfield", "nearest")
 DRAWN = 8
 
 
@@ -71,9 +63,9 @@ def run(lab: Lab) -> Finding:
     images, steps = lab.images(lab.pick(128, 2048)), lab.pick(5, 10)
     options: dict[str, dict[str, Any]] = {"kpp": {}, "kpp-small": {"memory": {"size": SMALL}}}
     models = {
-        name: with_room(lab, lab.trained("kpp", steps=600, **more), lengths[-1], **more)
+        name: with_room(lab, lab.trained("kpp", **more), lengths[-1], **more)
         for name, more in options.items()
-    } | {"dkm": lab.trained("dkm", steps=400)}
+    } | {"dkm": lab.trained("dkm")}
     figures: Figures = {
         "images": len(images),
         "lengths": list(lengths),
@@ -91,14 +83,14 @@ def run(lab: Lab) -> Finding:
         cues = make_cue(cue, images, lab.noise("recall", cue))
         for length in lengths:
             made = recall_by_all(lab, cue, models, images, cues, length, steps)
-            written, asked = (each.unflatten(0, (-1, length)) for each in (images, cues))
             for name in SYSTEMS:
-                share = nearest_is_own(made[name], written).float().mean().item()
+                share = nearest_is_own(made[name], made["written"]).float().mean().item()
                 figures["share"][cue][name].append(share)
             if length == BAR_LENGTH:
-                rows = {"written": written, "cue": asked} | {name: made[name] for name in SYSTEMS}
-                pictures[cue] = {name: each[0, :DRAWN] for name, each in rows.items()}
-    return Finding(figures, table(figures), {"": draw(figures, pictures)})
+                pictures[cue] = {
+                    name: made[name][0, :DRAWN] for name in ("written", "cue", *SYSTEMS)
+                }
+    return Finding(figures, table(figures), draw(figures, pictures))
 
 
 def recall_by_all(
@@ -110,15 +102,12 @@ def recall_by_all(
     length: int,
     steps: int,
 ) -> dict[str, Episode]:
-    """What every system gives back of images in episodes of that length."""
+    """Images in episodes of that length, their cues, and what every system gives back of them."""
     seen = noise.observed(cue, images)
     visible = None if seen is None else seen.unflatten(0, (-1, length))
     written, asked = (each.unflatten(0, (-1, length)) for each in (images, cues))
-    made = {"nearest": nearest(written, asked, visible)}
-    for name, signed in (("hopfield", True), ("hopfield 0/1", False)):
-        made[name] = hopfield(
-            written, asked, beta=BETA, steps=steps, signed=signed, observed=visible
-        )
+    made = {"written": written, "cue": asked, "nearest": nearest(written, asked, visible)}
+    made["hopfield"] = hopfield(written, asked, beta=BETA, steps=steps, observed=visible)
     for name, model in models.items():
         chance = lab.noise("recall", cue, length, name)
         every = recall_every_step(
@@ -130,63 +119,42 @@ def recall_by_all(
     return made
 
 
-# In words
-
-
-def error_of(share: float, count: int) -> float:
-    """The standard error of a share of `count` images."""
-    return math.sqrt(share * (1 - share) / count)
+def with_error(share: float, count: int) -> dict[str, float]:
+    """A share of `count` images in per cent, and its standard error."""
+    return {"mean": 100 * share, "se": 100 * math.sqrt(share * (1 - share) / count)}
 
 
 def table(figures: Figures) -> list[str]:
     """Per cent found, a row for each system and cue, a column for each T."""
-    count, most = figures["images"], figures["lengths"][-1]
+    count, trained = figures["images"], figures["trained_with"]
     shapes = {name: "x".join(map(str, shape)) for name, shape in figures["memory"].items()}
-    lengths = figures["trained_with"]
-    lines = [
+    rows = [["cue", "", *(f"T={length}" for length in figures["lengths"])]]
+    for cue, words in CUES.items():
+        for name, shares in figures["share"][cue].items():
+            start = words if name == SYSTEMS[0] else ""
+            rows.append([start, name, *(f"{100 * share:.1f}" for share in shares)])
+    return [
         f"images whose nearest written image, after {figures['steps']} steps, is their own: per "
         f"cent of {count} for each T",
-        f"(standard error at most {100 * error_of(0.5, count):.1f}, of 95 % "
-        f"{100 * error_of(0.95, count):.1f}); T images are written into one memory",
+        f"(standard error at most {with_error(0.5, count)['se']:.1f}, of 95 % "
+        f"{with_error(0.95, count)['se']:.1f}); T images are written into one memory",
         f"kpp: memory {shapes['kpp']} of blocks {shapes['kpp block']}; kpp-small: "
         f"{shapes['kpp-small']} of blocks {shapes['kpp-small block']};",
-        f"  one set of weights each for every T, trained on 36 such blocks at T={lengths['kpp']}, "
-        f"here in a memory with room for {most}",
-        f"dkm: memory {shapes['dkm']}, trained at T={lengths['dkm']}, KL(M) unpaid; where half is "
+        f"  one set of weights each for every T, trained on 36 such blocks at T={trained['kpp']}, "
+        f"here in a memory with room for {figures['lengths'][-1]}",
+        f"dkm: memory {shapes['dkm']}, trained at T={trained['dkm']}, KL(M) unpaid; where half is "
         "hidden it sees black, others leave it out",
-        f"hopfield: beta={figures['beta']:g} on pixels as -1 to 1 (0/1: as they are); nearest: by "
+        f"hopfield: beta={figures['beta']:g} on pixels as -1 to 1; nearest: by "
         "squared error; both keep images whole",
         "",
-        f"{'cue':<22}{'':<14}" + "".join(f"{f'T={length}':>9}" for length in figures["lengths"]),
+        *columns(rows, left=2).splitlines(),
     ]
-    for cue, words in CUES.items():
-        for name in SYSTEMS:
-            shares = figures["share"][cue][name]
-            lines.append(
-                f"{words if name == SYSTEMS[0] else '':<22}{name:<14}"
-                + "".join(f"{100 * share:>9.1f}" for share in shares)
-            )
-    return lines
-
-
-def summarize(figures: Figures) -> str:
-    """What each system finds when the memory is fullest."""
-    cues = []
-    for cue, name in CUES.items():
-        last = [f"{system} {found[-1]:.1%}" for system, found in figures["share"][cue].items()]
-        cues.append(f"{name}: {', '.join(last)}")
-    return f"share found of {figures['images']} at T={figures['lengths'][-1]}: {'; '.join(cues)}."
 
 
 def verdict(figures: Figures) -> str:
     """Whether the bar is reached, and who finds most when the memory is fullest."""
-    at, most = figures["lengths"].index(BAR_LENGTH), figures["lengths"][-1]
-    shares, count = figures["share"], figures["images"]
+    shares, at = figures["share"], figures["lengths"].index(BAR_LENGTH)
     share = shares[BAR_CUE]["kpp"][at]
-    words = [
-        f"With the lower half hidden and {BAR_LENGTH} images written kpp finds {share:.1%} of "
-        f"{count}: the bar of {BAR:.0%} is {'reached' if share >= BAR else 'NOT reached'}."
-    ]
     fullest = []
     for cue, name in CUES.items():
         last = {system: found[-1] for system, found in shares[cue].items()}
@@ -194,56 +162,43 @@ def verdict(figures: Figures) -> str:
         winners = [system for system, found in last.items() if found == best]
         ours = "" if "kpp" in winners else f" (kpp {last['kpp']:.1%})"
         fullest.append(f"{name}: {', '.join(winners)}, {best:.1%}{ours}")
-    words.append(f"At T={most} the most is found by: {'; '.join(fullest)}.")
-    return " ".join(words)
-
-
-# In pictures
+    return (
+        f"With the lower half hidden and {BAR_LENGTH} images written kpp finds {share:.1%} of "
+        f"{figures['images']}: the bar of {BAR:.0%} is {'' if share >= BAR else 'NOT '}reached. "
+        f"At T={figures['lengths'][-1]} the most is found by: {'; '.join(fullest)}."
+    )
 
 
 def draw(figures: Figures, pictures: dict[str, dict[str, Pixels]]) -> Figure:
     """The share found against T, and a few images at the T of the bar; one column for each cue."""
-    figure = canvas(14.0, 9.4)
+    figure = plots.canvas(14.0, 9.4)
     panels = figure.subplots(2, len(CUES), height_ratios=(1, 1.35))
     lengths, count = figures["lengths"], figures["images"]
     for column, (cue, words) in enumerate(CUES.items()):
         axes = panels[0, column]
-        for size, name in zip(range(11, 0, -1), SYSTEMS, strict=False):  # rings where they meet
-            shares = figures["share"][cue][name]
-            errors = [100 * error_of(share, count) for share in shares]
-            axes.errorbar(
-                lengths,
-                [100 * share for share in shares],
-                errors,
-                label=name,
-                color=COLOURS[name],
-                marker="o",
-                markersize=size,
-                capsize=2,
-                linestyle="-" if name in figures["memory"] else "--",
-            )
+        for size, (name, shares) in enumerate(figures["share"][cue].items()):
+            found = [with_error(share, count) for share in shares]
+            look = {"label": name, "color": plots.COLOURS[name]}
+            look |= {"markersize": 11 - size}  # rings where they meet
+            look |= {"linestyle": "-" if name in figures["memory"] else "--"}
+            plots.draw_line(axes, lengths, found, **look)
         chance = [100 / length for length in lengths]
         axes.plot(lengths, chance, color="#aaaaaa", linestyle=":", label="chance, 1/T")
         axes.set_xscale("log", base=2)
-        style_axes(axes, "T, images written", lengths)
+        plots.finish_axes(axes, "T, images written", lengths, words)
         axes.set_ylim(0, 104)
-        axes.set_title(words)
         rows = pictures[cue]
-        gallery(panels[1, column], torch.stack(list(rows.values())), list(rows), [])
+        plots.gallery(panels[1, column], torch.stack(list(rows.values())), list(rows), [])
         panels[1, column].set_title(f"at T = {BAR_LENGTH}", fontsize=10)
     panels[0, 0].set_ylabel(f"per cent found, of {count} (± standard error)")
-    legend_below(figure, panels[0, -1], 8)
+    plots.legend_below(figure, panels[0, -1], 8)
     return figure
 
 
-EXPERIMENT = Experiment(
-    name="recall",
+ABOUT = About(
     paper="beyond",
     shows="hidden, shifted, noisy cues as the memory fills",
     claim="From the upper half of an image kpp finds at least 95 % of 32 written ones; others are "
     "measured beside it, up to 256.",
-    run=run,
-    summary=summarize,
-    verdict=verdict,
     presets=("mnist", "omniglot"),
 )

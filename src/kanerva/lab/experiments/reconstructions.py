@@ -2,10 +2,12 @@
 
 import torch
 
-from kanerva.lab.harness import Experiment, Figures, Finding, Lab
+from kanerva.evaluation.report import columns
+from kanerva.lab.harness import About, Figures, Finding, Lab
 from kanerva.pictures import sheet
 
 MODELS = ("kpp", "kpp-paper")
+MEASURES = {"reconstructed": "reconstructed", "recalled": "recalled", "blank": "blank page"}
 
 
 @torch.no_grad()
@@ -15,7 +17,7 @@ def run(lab: Lab) -> Finding:
     parts = [("true, test images", images[:16])]
     figures: Figures = {}
     for name in MODELS:
-        model = lab.trained(name, steps=600 if name == "kpp" else 400)
+        model = lab.trained(name)
         made = model.reconstruct(images)
         memory = model.write(images, generator=lab.noise("write", name))
         read = model.recall(memory, images, steps=1)[0]
@@ -27,27 +29,11 @@ def run(lab: Lab) -> Finding:
         }
         parts.append((f"{name}, {model.reconstructed}", made[:16]))
         parts.append((f"{name}, recalled from the memory of all {count}, one step", read[:16]))
-    return Finding(figures, table(figures), {"": sheet(parts, columns=16)})
-
-
-def table(figures: Figures) -> list[str]:
-    lines = [
-        f"{'mean squared pixel error':<26}{'reconstructed':>15}{'recalled':>12}{'blank page':>12}"
-    ]
+    rows = [["mean squared pixel error", *MEASURES.values()]]
     for name, found in figures.items():
-        numbers = f"{found['reconstructed']:15.4f}{found['recalled']:12.4f}{found['blank']:12.4f}"
-        lines.append(f"{name:<26}{numbers}")
-    return lines
-
-
-def summarize(figures: Figures) -> str:
-    """Errors of what is read back from memory alone, and of reconstructions."""
-    words = [
-        f"{name} {found['recalled']:.4f} recalled, {found['reconstructed']:.4f} reconstructed"
-        for name, found in figures.items()
-    ]
-    blank = figures["kpp"]["blank"]
-    return f"mean squared pixel error: {'; '.join(words)}; of a blank page {blank:.4f}."
+        rows.append([name, *(f"{found[what]:.4f}" for what in MEASURES)])
+    lines = columns(rows, left=1).splitlines()
+    return Finding(figures, lines, sheet(parts, columns=16))
 
 
 def verdict(figures: Figures) -> str:
@@ -60,14 +46,10 @@ def verdict(figures: Figures) -> str:
     )
 
 
-EXPERIMENT = Experiment(
-    name="reconstructions",
+ABOUT = About(
     paper="App. D",
     shows="true images over reconstructed ones, every set",
     claim="Reconstructions of test images resemble them on every data set.",
-    run=run,
-    summary=summarize,
-    verdict=verdict,
     full="2 min each on a GPU",
     presets=("mnist", "omniglot", "fashion_mnist", "cifar10", "mazes"),
 )

@@ -18,10 +18,10 @@ from kanerva.shapes import Episode, Readout
 
 Latents = Float[Tensor, "B n *key"]  # keys, or a VAE's readouts: N(0, 1) a priori, all of them
 
-MODELS: dict[str, tuple[str, str | None, int]] = {  # model, variant, and steps of the quick version
-    "kpp-generate": ("kpp", "generate", 600),
-    "kpp-paper": ("kpp-paper", None, 400),
-    "vae": ("vae", None, 400),
+MODELS = {  # label: model and variant
+    "kpp-generate": ("kpp", "generate"),
+    "kpp-paper": ("kpp-paper", None),
+    "vae": ("vae", None),
 }
 GROUP = 32  # images among which the nearest is looked for: one memory of `kpp`
 
@@ -69,13 +69,10 @@ def write_scene(model: MemoryModel, episodes: Episode, generator: torch.Generato
     return Scene(model, memory, keys.mean)
 
 
-def train_for_scene(
-    lab: Lab, name: str, models: dict[str, tuple[str, str | None, int]] = MODELS
-) -> tuple[MemoryModel, int]:
-    """One of `models`, and how many images it writes into a memory: a part of GROUP."""
-    model, variant, steps = models[name]
-    length = lab.config(model, variant).episode_length
-    return lab.trained(model, variant, steps=steps), length if GROUP % length == 0 else GROUP
+def train_for_scene(lab: Lab, name: str) -> tuple[MemoryModel, int]:
+    """One of MODELS, and how many images it writes into a memory: a part of GROUP."""
+    length = lab.config(*MODELS[name]).episode_length
+    return lab.trained(*MODELS[name]), length if GROUP % length == 0 else GROUP
 
 
 def is_binary(model: MemoryModel) -> bool:

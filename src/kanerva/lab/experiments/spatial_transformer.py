@@ -7,7 +7,7 @@ from matplotlib.patches import Rectangle
 from torch import Tensor
 
 from kanerva import data
-from kanerva.lab.harness import Experiment, Figures, Finding, Lab, Pixels
+from kanerva.lab.harness import About, Figures, Finding, Lab, Pixels
 from kanerva.lab.paper_figures import WINDOW
 from kanerva.memory.blocks import paste_blocks, read_blocks
 
@@ -39,15 +39,14 @@ def run(lab: Lab) -> Finding:
     torchs = F.grid_sample(image, grid, align_corners=False)
     pasted = paste_blocks(block[None, None], window, (SIDE, SIDE))
     left, top, right, bottom = region()
-    inside = pasted[..., int(top) + 1 : SIDE, int(left) + 1 : int(right) - 1]
-    returned = (inside - image[..., int(top) + 1 : SIDE, int(left) + 1 : int(right) - 1]).abs()
+    apart = (pasted - image).abs()[..., int(top) + 1 : SIDE, int(left) + 1 : int(right) - 1]
     figures = {
         "window": {"scale": SCALE, "x": X, "y": Y},
         "region_pixels": [left, top, right, bottom],
         "against_grid_sample": float((block - torchs).abs().max()),
-        "pasted_back": float(returned.mean()),
+        "pasted_back": float(apart.mean()),
     }
-    return Finding(figures, table(figures), {"": draw(image, block, pasted)})
+    return Finding(figures, table(figures), draw(image, block, pasted))
 
 
 def draw(image: Tensor, block: Tensor, pasted: Tensor) -> Figure:
@@ -55,20 +54,14 @@ def draw(image: Tensor, block: Tensor, pasted: Tensor) -> Figure:
     left, top, right, bottom = region()
     figure = Figure(figsize=(9.2, 3.4), layout="constrained")
     titles = ("the image, and the window inlaid", "cut out: 32x32", "pasted back with the inverse")
-    for axes, title, pixels in zip(
-        figure.subplots(1, 3), titles, (image, block, pasted), strict=True
-    ):
+    parts = zip(figure.subplots(1, 3), titles, (image, block, pasted), strict=True)
+    for axes, title, pixels in parts:
         axes.imshow(pixels.reshape(pixels.shape[-2:]).numpy(), cmap="gray", vmin=0, vmax=1)
+        axes.set(xticks=[], yticks=[])
         axes.set_title(title, fontsize=10)
-        axes.set_xticks([])
-        axes.set_yticks([])
         if pixels is not block:
-            corner = (left - 0.5, top - 0.5)
-            axes.add_patch(
-                Rectangle(corner, right - left, bottom - top, fill=False, color="#e07b00", lw=2)
-            )
-            axes.set_xlim(-1, SIDE)
-            axes.set_ylim(SIDE, -1)
+            corner, look = (left - 0.5, top - 0.5), {"color": "#e07b00", "lw": 2}
+            axes.add_patch(Rectangle(corner, right - left, bottom - top, fill=False, **look))
     return figure
 
 
@@ -83,16 +76,6 @@ def table(figures: Figures) -> list[str]:
     ]
 
 
-def summarize(figures: Figures) -> str:
-    """Which region the window selects, and how far our read is from PyTorch's."""
-    left, top, right, bottom = figures["region_pixels"]
-    return (
-        f"the window selects columns {left:.1f} to {right:.1f} and rows {top:.1f} to {bottom:.1f} "
-        f"of {SIDE}; our read differs from grid_sample by {figures['against_grid_sample']:.2g} at "
-        "most."
-    )
-
-
 def verdict(figures: Figures) -> str:
     """Whether our read is the spatial transformer."""
     same = figures["against_grid_sample"] < 1e-5
@@ -101,15 +84,11 @@ def verdict(figures: Figures) -> str:
     )
 
 
-EXPERIMENT = Experiment(
-    name="spatial-transformer",
+ABOUT = About(
     paper="App. A",
     shows="the worked example: a window inlaid and extracted",
     claim=f"A key of scale {SCALE} and shift ({X}, {Y}) selects one region of an image, by a "
     "differentiable bilinear read.",
-    run=run,
-    summary=summarize,
-    verdict=verdict,
     quick="a second",
     full="a second",
     presets=("glyphs",),

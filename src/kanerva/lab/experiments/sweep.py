@@ -8,26 +8,28 @@ mean and standard deviation; with one seed there is no deviation, and 95 % over 
 import math
 import statistics
 from copy import copy
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from kanerva.data.splits import fixed_episodes, load_split
-from kanerva.evaluation.bound import Score, bound
+from kanerva.evaluation.bound import bound
 from kanerva.evaluation.controls import holding
 from kanerva.evaluation.costs import memory_size
 from kanerva.evaluation.record import count_reads
 from kanerva.evaluation.records import read_records
+from kanerva.evaluation.report import columns
+from kanerva.lab.experiments import plots
+from kanerva.lab.experiments.measures import pm
 from kanerva.lab.harness import Lab, full_steps
-from kanerva.pictures import MODEL_COLOURS
 from kanerva.presets import preset
 
 RESULTS = Path("results")  # where records lie, in the working directory
 IMAGES = 1024  # of the test set that a quick version scores; the full one scores it all
+SCORES = ("bound", "paper_style")
 TERMS = ("nll_nats", "recon", "kl_z", "kl_y")
 
 
@@ -70,40 +72,33 @@ def train_and_score(lab: Lab, setting: Setting, chosen: list[int]) -> dict[str, 
     config = lab.config(setting.model, setting.variant, **setting.parts)
     episodes = fixed_episodes(config, load_split(config, "test", lab.data_root), lab.device)
     limit = holding(episodes, IMAGES) if lab.quick else len(episodes)
-    found: dict[str, list[Score]] = {"bound": [], "paper_style": []}
-    floats = 0.0
+    length, runs = config.episode_length, []
     for seed in chosen:
         model = lab.trained(setting.model, setting.variant, seed=seed, **setting.parts)
-        floats = memory_size(model, config.episode_length)["floats_per_image"]
-        for how, scores in found.items():
-            scores.append(bound(model, episodes, sample=how == "bound", limit=limit))
-    return as_entry(
-        setting,
-        found,
-        variant=config.variant,
-        T=config.episode_length,
-        K=count_reads(config),
-        capacity=getattr(getattr(config.model, "memory", None), "capacity", None),
-        floats_per_image=floats,
-        steps=config.steps,
-        images_per_step=config.episode_length * config.batch,
-        seeds=chosen,
-    )
+        scores = {how: bound(model, episodes, sample=how == "bound", limit=limit) for how in SCORES}
+        run = {"variant": config.variant, "seed": seed, "T": length, "K": count_reads(config)}
+        run |= {"steps": config.steps, "images_seen": config.steps * config.batch * length}
+        run |= {"memory": memory_size(model, length), "n_images": scores["bound"].n_images}
+        runs.append(run | {how: asdict(score) for how, score in scores.items()})
+    return as_entry(setting, runs)
 
 
-def as_entry(
-    setting: Setting, found: dict[str, list[Score]], *, T: int, K: int, **facts: Any
-) -> dict[str, Any]:
-    """Scores of a setting over seeds, and what they are of; only Kanerva++ has K reads."""
+def as_entry(setting: Setting, runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Runs of a setting, records or as they have it, over seeds; only Kanerva++ has K reads."""
+    first = runs[0]
     return {
         "label": setting.label,
         "model": setting.model,
-        "T": T,
-        "K": K if setting.model in ("kpp", "kpp-paper") else None,
-        **facts,
-        "n_images": found["bound"][0].n_images,
-        "floor": math.log(T),
-        **{how: over_seeds(scores) for how, scores in found.items()},
+        "variant": first["variant"],
+        "T": first["T"],
+        "K": first["K"] if setting.model in ("kpp", "kpp-paper") else None,
+        "floats_per_image": first["memory"]["floats_per_image"],
+        "steps": first["steps"],
+        "images_per_step": first["images_seen"] // first["steps"],
+        "seeds": [run["seed"] for run in runs],
+        "n_images": first["n_images"],
+        "floor": math.log(first["T"]),
+        **{how: over_seeds([run[how] for run in runs]) for how in SCORES},
     }
 
 
@@ -120,24 +115,7 @@ def read_entries(
         mine = [r for r in found if (r["model"], r["variant"]) == named and not r["partial"]]
         if len(mine) < least or len({r["config_hash"] for r in mine}) > 1:
             return None
-        first, names = mine[0], [field.name for field in fields(Score)]
-        scores = {
-            how: [Score(**{k: r[how].get(k, r["n_images"]) for k in names}) for r in mine]
-            for how in ("bound", "paper_style")
-        }
-        entries.append(
-            as_entry(
-                setting,
-                scores,
-                variant=setting.variant,
-                T=first["T"],
-                K=first["K"],
-                floats_per_image=first["memory"]["floats_per_image"],
-                steps=first["steps"],
-                images_per_step=first["images_seen"] // first["steps"],
-                seeds=[r["seed"] for r in mine],
-            )
-        )
+        entries.append(as_entry(setting, mine))
     return entries if len({images_seen(entry) for entry in entries}) == 1 else None
 
 
@@ -146,11 +124,9 @@ def images_seen(entry: dict[str, Any]) -> int:
     return entry["steps"] * entry["images_per_step"]
 
 
-def over_seeds(scores: list[Score]) -> dict[str, Any]:
+def over_seeds(scores: list[dict[str, Any]]) -> dict[str, Any]:
     """Each term's mean and deviation; `kl` is both divergences together."""
-    rows = [asdict(score) for score in scores]
-    for row in rows:
-        row["kl"] = row["kl_z"] + row["kl_y"]
+    rows = [score | {"kl": score["kl_z"] + score["kl_y"]} for score in scores]
     entry: dict[str, Any] = {name: spread([r[name] for r in rows]) for name in (*TERMS, "kl")}
     return entry | {"ci95": statistics.fmean(row["ci95"] for row in rows)}
 
@@ -189,19 +165,25 @@ def over_values(entries: list[dict[str, Any]], term: str) -> dict[str, Any]:
     }
 
 
-def within_published(found: dict[str, Any], published: float) -> bool:
-    """Whether a variation is no more than the paper's, or than another training makes by itself."""
-    return found["std"] <= max(published, found["seed_std"] or 0.0)
-
-
 # Words
 
 
-def seeds_in_words(found: dict[str, Any]) -> str:
-    """How much of a variation another training would make by itself."""
-    if found["seed_std"] is None:
-        return "one seed: how much another training varies is not known"
-    return f"std between seeds {found['seed_std']:.2f}"
+def judge_sweep(
+    found: dict[str, Any], published: float, holds: str, fails: str, said: list[str]
+) -> str:
+    """Whether a variation is no more than the paper's, or than another training makes by itself."""
+    between = found["seed_std"]
+    said.append(
+        "one seed: how much another training varies is not known"
+        if between is None
+        else f"std between seeds {between:.2f}"
+    )
+    claim = (
+        f"{holds} (std at most {published}, or that of seeds)"
+        if found["std"] <= max(published, between or 0.0)
+        else f"{fails} than the paper's {published} nats: the claim does NOT hold"
+    )
+    return f"{claim}: {'; '.join(said)}."
 
 
 def seeds_of(entry: dict[str, Any]) -> str:
@@ -210,90 +192,77 @@ def seeds_of(entry: dict[str, Any]) -> str:
     return f"mean ± std of {count} seeds" if count > 1 else "one seed"
 
 
-def pm(entry: dict[str, Any], digits: int = 2) -> str:
-    """12.34±0.05, or 12.34 where there is one."""
-    text = f"{entry['mean']:.{digits}f}"
-    return text if entry["std"] is None else f"{text}±{entry['std']:.{digits}f}"
-
-
 def rows(entries: list[dict[str, Any]]) -> list[str]:
     """Entries as a table."""
-    head = f"{'':<21}{'T':>4}{'K':>4}{'floats':>8}{'bound':>14}{'recon':>9}{'KL z':>13}{'KL y':>12}"
-    lines = [f"{head}{'(paper_style)':>15}"]
+    lines = [["", "T", "K", "floats", "bound", "recon", "KL z", "KL y", "(paper_style)"]]
     for entry in entries:
-        b, style = entry["bound"], entry["paper_style"]["nll_nats"]
-        reads = entry["K"] or "-"
-        lines.append(
-            f"{entry['label']:<21}{entry['T']:>4}{reads:>4}{entry['floats_per_image']:>8.0f}"
-            f"{pm(b['nll_nats']):>14}{b['recon']['mean']:>9.2f}{pm(b['kl_z']):>13}"
-            f"{pm(b['kl_y']):>12}{'(' + pm(style) + ')':>15}"
-        )
+        facts = [entry["label"], entry["T"], entry["K"] or "-", f"{entry['floats_per_image']:.0f}"]
+        terms = [pm(entry["bound"][term], 2) for term in TERMS]
+        style = pm(entry["paper_style"]["nll_nats"], 2)
+        lines.append([*map(str, facts), *terms, f"({style})"])
     first = entries[0]
     images = " or ".join(map(str, sorted({entry["n_images"] for entry in entries})))
-    lines.append(
+    return [
+        *columns(lines, left=1).splitlines(),
         f"nats per image, {images} test images, {images_seen(first):,} seen, {seeds_of(first)}; "
-        "(paper_style) is no bound; floats of M"
-    )
-    return lines
+        "(paper_style): no bound; floats of M",
+    ]
+
+
+def gap_lines(gaps: dict[str, dict[str, Any]], what: str) -> list[str]:
+    """Gaps as lines, by model; `what` says what a gap is of it."""
+    return [
+        f"{what} {model}: {found['nats']:.2f} ± {found['margin']:.2f} nats ({found['over']})"
+        for model, found in gaps.items()
+    ]
 
 
 # Pictures
 
 
-def two_panels(title: str) -> Figure:
-    """A figure with two panels side by side, empty yet."""
-    figure = Figure(figsize=(11.6, 4.4), layout="constrained")
-    figure.subplots(1, 2)
-    figure.suptitle(title, fontsize=10)
+def draw_sweep(
+    lab: Lab, across: str, at: list[int], by_model: dict[str, list[dict[str, Any]]]
+) -> Figure:
+    """The bound of each model, and its divergences, against T or K."""
+    first = next(iter(by_model.values()))[0]
+    title = f"{lab.preset}: {seeds_of(first)}, {first['steps']} steps of about "
+    figure = plots.canvas(11.6, 4.4, f"{title}{images_per_step(lab)} images")
+    left, right = figure.subplots(1, 2)
+    places = range(len(at))
+    for model, entries in by_model.items():
+        for axes, term, label, style in (
+            (left, "nll_nats", "", "-"),
+            (right, "kl", ", KL z + KL y", "-"),
+            (right, "kl_y", ", KL y", ":"),
+        ):
+            look: Any = {"label": model + label, "color": plots.COLOURS[model], "ls": style}
+            plots.draw_line(axes, places, [entry["bound"][term] for entry in entries], **look)
+        left.plot(places, [entry["floor"] for entry in entries], "k--", lw=1)
+    for axes, title in ((left, "test bound; dashes: its floor ln T"), (right, "its divergences")):
+        plots.finish_axes(axes, across, at, title, places)
+        axes.set_ylabel("nats per image")
+        axes.set_ylim(bottom=0)
+        axes.legend(fontsize=8)
     return figure
 
 
-def draw_floor(axes: Axes, floor: float) -> None:
-    """What no bound of an episode's images can fall below."""
-    axes.axhline(floor, color="black", ls="--", lw=1, label=f"floor ln T = {floor:.2f}")
-
-
-def finish_axes(axes: Axes, across: str, title: str) -> None:
-    """Labels, a scale from 0, and a legend above the lines."""
-    axes.set_xlabel(across)
-    axes.set_ylabel("nats per image")
-    axes.set_title(title, fontsize=10)
-    axes.set_ylim(0, 1.3 * axes.get_ylim()[1])
-    axes.legend(fontsize=8, loc="upper center", ncols=2)
-
-
-def line_over(
-    axes: Axes, at: list[int], entries: list[dict[str, Any]], term: str, label: str, **how: Any
-) -> None:
-    """A term of the bound against T or K, at even distances, with deviations."""
-    found = [entry["bound"][term] for entry in entries]
-    axes.errorbar(
-        range(len(at)),
-        [one["mean"] for one in found],
-        yerr=None if found[0]["std"] is None else [one["std"] for one in found],
-        label=label,
-        capsize=4,
-        marker="o",
-        **how,
-    )
-    axes.set_xticks(range(len(at)), [str(value) for value in at])
-
-
-def bars(axes: Axes, entries: list[dict[str, Any]], how: str, title: str) -> None:
-    """Mean and deviation of one score, a bar for each entry, a point for each seed."""
-    for place, entry in enumerate(entries):
-        found = entry[how]["nll_nats"]
-        colour = MODEL_COLOURS.get(entry["model"], "#6a6a6a")
-        axes.bar(place, found["mean"], yerr=found["std"], color=colour, alpha=0.75, capsize=6)
-        if found["std"] is not None:
-            axes.plot([place] * len(found["each"]), found["each"], "k.", ms=5)
-        top = found["mean"] + (found["std"] or 0.0)
-        axes.annotate(pm(found), (place, top), (0, 4), textcoords="offset points", ha="center")
-    if how == "bound":
-        draw_floor(axes, entries[0]["floor"])
-        axes.legend(loc="upper left", fontsize=8)
-    highest = max(entry[how]["nll_nats"]["mean"] for entry in entries)
-    axes.set_ylim(0, 1.25 * highest)
-    axes.set_xticks(range(len(entries)), [entry["label"].replace(", ", ",\n") for entry in entries])
-    axes.set_ylabel("nats per image")
-    axes.set_title(title, fontsize=10)
+def draw_bounds(lab: Lab, entries: list[dict[str, Any]]) -> Figure:
+    """Both scores, a bar for each entry, a point for each seed."""
+    first = entries[0]
+    title = f"{lab.preset}, T={first['T']}, {images_seen(first):,} images each; {seeds_of(first)}"
+    figure = plots.canvas(11.6, 4.4, title)
+    names = [entry["label"].replace(", ", ",\n") for entry in entries]
+    titles = {"bound": "test bound; dashes: floor ln T", "paper_style": "paper_style (no bound)"}
+    for axes, (how, title) in zip(figure.subplots(1, 2), titles.items(), strict=True):
+        found = [entry[how]["nll_nats"] for entry in entries]
+        colours = [plots.COLOURS[entry["model"]] for entry in entries]
+        bars = axes.bar(names, [one["mean"] for one in found], color=colours, alpha=0.75)
+        axes.bar_label(bars, [pm(one, 2) for one in found], padding=4)
+        for name, one in zip(names, found, strict=True):
+            axes.plot([name] * len(one["each"]), one["each"], "k.", ms=5)
+        if how == "bound":
+            axes.axhline(first["floor"], color="black", ls="--", lw=1)
+        axes.margins(y=0.2)
+        axes.set_ylabel("nats per image")
+        axes.set_title(title, fontsize=10)
+    return figure

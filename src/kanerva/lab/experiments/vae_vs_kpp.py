@@ -3,8 +3,7 @@
 Memories are written from training images, which every model has seen, and samples are compared with
 test images, which none has: a model that only replays its memory can come as near as other training
 images do, no nearer. `nothing written` has kpp's networks and an empty memory: what is left without
-it. Random keys of a `store` memory replay: a hard read takes a whole block, one that was written or
-an empty one; so it is scored, in the full protocol, but proves nothing.
+it. A `store` memory is left out: its hard reads replay a block that was written, or an empty one.
 
 Sharpness is that of expected pixels, as in the paper's pictures. Fréchet distances are given of
 these and of pixels drawn from p(x|z), which is what a model says images look like.
@@ -18,7 +17,8 @@ from torch import Tensor
 
 from kanerva.data.splits import load_split
 from kanerva.evaluation.frechet import Eye, frechet, frechet_spread, trained_eye
-from kanerva.lab.experiments.picture_measures import interval, is_blurred, rms, sharpness
+from kanerva.evaluation.report import columns
+from kanerva.lab.experiments.measures import interval, is_blurred, pm, rms, sharpness
 from kanerva.lab.experiments.scene import (
     GROUP,
     MODELS,
@@ -28,7 +28,7 @@ from kanerva.lab.experiments.scene import (
     train_for_scene,
     write_scene,
 )
-from kanerva.lab.harness import Experiment, Figures, Finding, Lab
+from kanerva.lab.harness import About, Figures, Finding, Lab
 from kanerva.models.base import MemoryModel
 from kanerva.pictures import Pictures, sheet
 from kanerva.presets import preset
@@ -36,7 +36,6 @@ from kanerva.presets import preset
 DRAWN = 20  # samples for every GROUP of images written
 RESAMPLES = 20  # of the bootstrap that gives the error
 SHOWN = 32
-TWO_SETS = "test images, two sets"
 Scores = dict[str, Any]  # of one model: Fréchet distances, sharpness, distance to what was written
 
 
@@ -68,17 +67,19 @@ class Judge:
     reference: Tensor  # features of real images
     binary: bool
 
-    def distance(self, made: Pictures, generator: torch.Generator) -> dict[str, float]:
-        """The Fréchet distance to real images, and its standard error."""
-        seen = self.eye(made)
-        error = frechet_spread(
-            seen, self.reference, group=DRAWN, resamples=RESAMPLES, generator=generator
-        )
-        return {"distance": frechet(seen, self.reference), "error": error}
-
-    def sharpness(self, made: Pictures) -> dict[str, dict[str, float]]:
-        """Its measures as intervals."""
-        return {what: interval(value) for what, value in sharpness(made, self.binary).items()}
+    def score(
+        self, means: Pictures, near: Tensor, noise: torch.Generator, **made: Pictures
+    ) -> Scores:
+        """The Fréchet distance of what was made, with its standard error, and how sharp it is."""
+        scores: Scores = {}
+        for how, pictures in made.items():
+            seen = self.eye(pictures)
+            error = frechet_spread(
+                seen, self.reference, group=DRAWN, resamples=RESAMPLES, generator=noise
+            )
+            scores[how] = {"distance": frechet(seen, self.reference), "error": error}
+        values = {"nearest": near} | sharpness(means, self.binary)
+        return scores | {what: interval(value) for what, value in values.items()}
 
 
 def score_model(
@@ -96,36 +97,9 @@ def score_model(
     for label, each in made.items():
         mean, drawn, near = (torch.cat(one) for one in zip(*each, strict=True))
         noise = lab.noise(label, "bootstrap")
-        found[label] = {
-            "expected": judge.distance(mean, noise),
-            "drawn": judge.distance(drawn, noise),
-            "nearest": interval(near),
-            **judge.sharpness(mean),
-        }
+        found[label] = judge.score(mean, near, noise, expected=mean, drawn=drawn)
         shown.append((f"{label}: expected pixels", mean[:SHOWN]))
     return found, shown
-
-
-def score_real_images(
-    lab: Lab, judge: Judge, real: Pictures, training: Pictures, again: int
-) -> dict[str, Scores]:
-    """The same of images that no model made: how near samples can come at all."""
-    nearest = rms(real[:DRAWN], lab.images(GROUP, "train")).amin(dim=1)
-    two = judge.eye(lab.images(2 * again, "test")).split(again)
-    return {
-        "training images": {
-            "drawn": judge.distance(training, lab.noise("others")),
-            "nearest": interval(nearest),
-            **judge.sharpness(training),
-        },
-        TWO_SETS: {"drawn": {"distance": frechet(*two)}},
-    }
-
-
-def training_length(lab: Lab, model: str, variant: str | None, steps: int) -> str:
-    """How long a model was trained, in words."""
-    config = lab.config(model, variant, steps=steps)
-    return f"{config.steps} steps"
 
 
 def split_size(lab: Lab, split: str) -> int:
@@ -136,8 +110,7 @@ def run(lab: Lab) -> Finding:
     in_train, in_test = split_size(lab, "train"), split_size(lab, "test")
     groups = min(lab.pick(50, 500), in_train // GROUP)
     count = groups * DRAWN
-    models = MODELS if lab.quick else MODELS | {"kpp-store": ("kpp", "store", 600)}
-    ready = {name: train_for_scene(lab, name, models) for name in models}
+    ready = {name: train_for_scene(lab, name) for name in MODELS}
 
     pixels, labels = lab.labelled(min(in_train, lab.pick(20_000, 50_000)), "train")
     steps = lab.steps or lab.pick(200, 5000)
@@ -152,8 +125,13 @@ def run(lab: Lab) -> Finding:
         scores, shown = score_model(lab, judge, name, model, length, groups)
         found |= scores
         parts += shown
-    again = len(real) if in_test >= 2 * len(real) else len(real) // 2  # another set as large
-    found |= score_real_images(lab, judge, real, pixels[:count], again)
+    # how near samples can come at all: images that no model made, and another set as large
+    near = rms(real[:DRAWN], lab.images(GROUP, "train")).amin(dim=1)
+    training = pixels[:count]
+    found["training images"] = judge.score(training, near, lab.noise("others"), drawn=training)
+    again = len(real) if in_test >= 2 * len(real) else len(real) // 2
+    two = eye(lab.images(2 * again, "test")).split(again)
+    found["test images, two sets"] = {"drawn": {"distance": frechet(*two)}}
     figures = {
         "samples": count,
         "memories_of": GROUP,
@@ -166,69 +144,47 @@ def run(lab: Lab) -> Finding:
             "classes": eye.classes,
             "accuracy": eye.accuracy,
         },
-        "trained": {name: training_length(lab, *models[name]) for name in models},
         "models": found,
     }
-    return Finding(figures, table(figures), {"": sheet(parts, columns=16)})
+    return Finding(figures, table(figures), sheet(parts, columns=16))
 
 
-# In words
+def nearer(one: Scores, other: Scores) -> bool:
+    """Nearer to real images, by more than two standard errors."""
+    mine, theirs = one["drawn"], other["drawn"]
+    error = (mine["error"] ** 2 + theirs["error"] ** 2) ** 0.5
+    return mine["distance"] + 2 * error < theirs["distance"]
 
 
-def nearer(one: dict[str, float], other: dict[str, float]) -> bool:
-    """Nearer by more than two standard errors."""
-    error = (one["error"] ** 2 + other["error"] ** 2) ** 0.5
-    return one["distance"] + 2 * error < other["distance"]
-
-
-def distance_in_words(scores: Scores) -> str:
-    """Of pixels drawn, with its error."""
-    return f"{scores['drawn']['distance']:.1f} ±{scores['drawn']['error']:.1f}"
-
-
-def sharpness_measure(scores: Scores) -> tuple[str, str]:
-    """Which measure of sharpness counts, and what it is called."""
-    return ("grey", "greyness") if "grey" in scores else ("edges", "edges")
-
-
-def summarize(figures: Figures) -> str:
-    """Sharpness and Fréchet distance of each model's samples."""
-    words = []
-    for name, one in figures["models"].items():
-        if "expected" in one:
-            key, called = sharpness_measure(one)
-            words.append(f"{name}: {called} {one[key]['mean']:.3f}, {distance_in_words(one)}")
-    return f"sharpness, and Fréchet distance to real images: {'; '.join(words)}."
+def distance(scores: Scores, how: str = "drawn", digits: int = 1) -> str:
+    """To real images, with its error."""
+    found = scores.get(how)
+    return "-" if found is None else pm(found | {"mean": found["distance"]}, digits)
 
 
 def verdict(figures: Figures) -> str:
     """Whose samples are sharper, whose nearer to real images, and what the memory adds."""
     found = figures["models"]
     vae, words = found["vae"], []
-    for name in MODELS:
-        if name == "vae":
-            continue
+    for name in ("kpp-generate", "kpp-paper"):
         one = found[name]
-        key, called = sharpness_measure(one)
-        is_sharper, is_nearer = is_blurred(vae, one), nearer(one["drawn"], vae["drawn"])
+        key, called = ("grey", "greyness") if "grey" in one else ("edges", "edges")
         words.append(
-            f"{name} is {'' if is_sharper else 'NOT '}sharper than vae ({called} "
+            f"{name} is {'' if is_blurred(vae, one) else 'NOT '}sharper than vae ({called} "
             f"{one[key]['mean']:.3f} against {vae[key]['mean']:.3f}) and "
-            f"{'' if is_nearer else 'NOT '}nearer to real images ({distance_in_words(one)} against "
-            f"{distance_in_words(vae)})."
+            f"{'' if nearer(one, vae) else 'NOT '}nearer to real images ({distance(one)} against "
+            f"{distance(vae)})."
         )
     return " ".join([*words, memory_effect(found)])
 
 
 def memory_effect(found: dict[str, Scores]) -> str:
     """How much of the way to real images is due to what was written."""
-    ours, empty, vae = (
-        found[name] for name in ("kpp-generate", "kpp-generate, nothing written", "vae")
-    )
-    start = f"kpp's networks with nothing written: {distance_in_words(empty)}, so the memory"
-    if not nearer(ours["drawn"], empty["drawn"]):
+    ours, empty = found["kpp-generate"], found["kpp-generate, nothing written"]
+    start = f"kpp's networks with nothing written: {distance(empty)}, so the memory"
+    if not nearer(ours, empty):
         return f"{start} makes NO difference."
-    near, middle, far = (one["drawn"]["distance"] for one in (ours, empty, vae))
+    near, middle, far = (one["drawn"]["distance"] for one in (ours, empty, found["vae"]))
     side = "nearer" if middle < far else "farther"
     return (
         f"{start} brings samples {middle - near:.1f} nearer; without it they are "
@@ -242,47 +198,25 @@ def table(figures: Figures) -> list[str]:
     about = "labels" if features["learnt_from"] == "labels" else "images: there are no labels"
     if features["accuracy"] is not None:
         about += f", {features['classes']} classes, {features['accuracy']:.0%} right"
-    trained = ", ".join(f"{name} {length}" for name, length in figures["trained"].items())
-    lines = [
-        f"trained: {trained}",
+    rows = [["", "Fréchet, drawn", "expected pixels", "edges", "greyness", "nearest written"]]
+    for label, one in figures["models"].items():
+        cells = [distance(one, how, 2) for how in ("drawn", "expected")]
+        rows.append([label, *cells, *(pm(one.get(what)) for what in ("edges", "grey", "nearest"))])
+    return [
         f"{figures['samples']} samples each, {DRAWN} for every {GROUP} training images written; "
         f"{figures['test_images']} test images",
-        f"features: of a small network trained here on {about}; ± standard error, bootstrap",
-        f"{'samples':<30}{'Fréchet, drawn':>17}{'expected pixels':>17}{'edges':>9}{'greyness':>10}"
-        f"{'nearest written':>17}",
-    ]
-    for label, one in figures["models"].items():
-        cells = [
-            f"{one[w]['distance']:.2f}" + (f" ±{one[w]['error']:.2f}" if "error" in one[w] else "")
-            if w in one
-            else "-"
-            for w in ("drawn", "expected")
-        ]
-        cells += [
-            f"{one[w]['mean']:.3f}" if w in one else "-" for w in ("edges", "grey", "nearest")
-        ]
-        lines.append(
-            f"{label:<30}{cells[0]:>17}{cells[1]:>17}{cells[2]:>9}{cells[3]:>10}{cells[4]:>17}"
-        )
-    lines.append(
+        f"features: of a small network trained here on {about}",
+        "± standard error, bootstrap; of edges, greyness and nearest 95 %",
+        *columns(rows, left=1).splitlines(),
         f"two sets: {again} against {again}; nearest: of the {GROUP} written (for vae: not "
-        "written; last: a test image's)"
-    )
-    if "kpp-store" not in figures["models"]:
-        lines.append(
-            "kpp-store is left to the full protocol: its random keys replay the blocks written"
-        )
-    return lines
+        "written; last: a test image's)",
+    ]
 
 
-EXPERIMENT = Experiment(
-    name="vae-vs-kpp",
+ABOUT = About(
     paper="App. C",
     shows="samples side by side: sharpness, Fréchet distance",
     claim="Samples of K++ are much sharper than a standard VAE's (the paper: on ImageNet32).",
-    run=run,
-    summary=summarize,
-    verdict=verdict,
     quick="about 3 min on two cores",
     full="1 h on a GPU",
     presets=("mnist", "cifar10"),

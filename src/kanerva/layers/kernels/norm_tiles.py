@@ -1,7 +1,7 @@
 """What the fused norms share: which maps they take, how a sample is cut, and parts of kernels.
 
 Plain PyTorch reads a map several times for a norm and its activation: for its statistics, to
-normalise, to activate, and again for every step back. In `norm_silu` and `evonorm` one Triton
+normalise, to activate, and again for every step back. In `norms.py` one Triton
 program has one sample: each direction reads it once and keeps it in registers where it fits, else
 reads it twice.
 
@@ -76,6 +76,47 @@ def tiling(flat: Tensor, groups: int) -> tuple[tuple[int, int], dict[str, Any]]:
         "WHOLE": whole,
         "num_warps": min(max(warps, 4), 16),
     }
+
+
+# The operators, on flat maps (N, P, C). Each returns the group statistics (N, G) beside the map, or
+# beside its gradient every sample's part of the parameters' gradients: summed by torch, no atomics.
+# Each wraps its kernel itself, where `triton_op` looks for it.
+
+
+@no_type_check
+def launch_forward(kernel, x, parameters, groups, eps):
+    y = torch.empty_like(x)
+    mean = x.new_empty(x.shape[0], groups, dtype=torch.float32)
+    rstd = torch.empty_like(mean)
+    grid, cut = tiling(x, groups)
+    kernel[grid](x, *parameters, y, mean, rstd, x.shape[1], eps, **cut)
+    return y, mean, rstd
+
+
+@no_type_check
+def launch_backward(kernel, dy, x, parameters, mean, rstd, parts):
+    dx = torch.empty_like(x)
+    sums = x.new_empty(x.shape[0], parts, x.shape[2], dtype=torch.float32)
+    grid, cut = tiling(x, mean.shape[1])
+    kernel[grid](dy, x, *parameters, mean, rstd, dx, sums, x.shape[1], **cut)
+    return dx, sums
+
+
+@no_type_check
+def differentiate(forward, backward):
+    """Register the gradient of an operator whose backward needs the map and two parameters."""
+
+    def keep(ctx, inputs, output):
+        _, mean, rstd = output
+        ctx.mark_non_differentiable(mean, rstd)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*inputs[:3], mean, rstd)
+
+    def grads(ctx, dy, *_):
+        dx, parts = backward(dy.contiguous(), *ctx.saved_tensors)
+        return dx, *parts.sum(0).unbind(0), None, None  # groups and eps have none
+
+    forward.register_autograd(grads, setup_context=keep)
 
 
 # The kernels. Program (n, k) has sample n and the k-th C of its ALL channels, G whole groups; tiles

@@ -1,10 +1,5 @@
 """`dnc`: the differentiable neural computer (Graves et al. 2016) as the memory of an episode.
 
-    memory = model.write(images)                # a controller writes one code after another
-    steps = model.recall(memory, noisy)
-    samples = model.generate(memory, 64)
-    terms = model.elbo(images)
-
 Content addressing, allocation by usage, temporal links and several read heads are the paper's
 (`dnc_access.py`); the encoder, the decoder and the bound are those of the other models. The
 generative side is p(y) = N(0, 1), p(z | reads, y) and p(x | z). What it reads of an episode is the
@@ -22,7 +17,7 @@ from kanerva.decoder import Decoder
 from kanerva.distributions import DiagonalNormal
 from kanerva.encoder import EpisodeEncoder
 from kanerva.errors import UserError
-from kanerva.layers.dense import deep_linear
+from kanerva.layers.dense import deep_linear, one_hidden
 from kanerva.models.latent import LatentModel
 from kanerva.models.rivals.dnc_access import (
     AccessState,
@@ -60,12 +55,9 @@ class WriteController(nn.Module):
         self.ask = nn.Linear(CONTROLLER + width, sum(sizes.values()))
         with torch.no_grad():  # ours: to begin with, each code as it is into a slot of its own
             parts = dict(zip(sizes, self.ask.bias.split(list(sizes.values())), strict=True))
-            for name, value in (
-                ("write_gate", 2.0),
-                ("allocation_gate", 2.0),
-                ("free_gates", -2.0),
-            ):
-                parts[name].fill_(value)
+            for name in ("write_gate", "allocation_gate"):
+                parts[name].fill_(2.0)
+            parts["free_gates"].fill_(-2.0)
             weights = dict(zip(sizes, self.ask.weight.split(list(sizes.values())), strict=True))
             weights["add"][:, CONTROLLER:] += torch.eye(width)
 
@@ -150,11 +142,8 @@ class DifferentiableNeuralComputer(LatentModel):
         self.key_net = deep_linear(embedding, config.keys.hidden, 2 * KEY)
         self.key_norm = nn.BatchNorm1d(KEY, affine=False)
         self.readout_posterior = ReadoutPosterior(config.readout, embedding)
-        self.readout_prior = nn.Sequential(
-            nn.Linear(rows.heads * rows.width + KEY, config.readout.hidden),
-            nn.SiLU(),
-            nn.Linear(config.readout.hidden, 2 * size),
-        )
+        known = rows.heads * rows.width + KEY
+        self.readout_prior = one_hidden(known, config.readout.hidden, 2 * size)
         outputs = self.likelihood.outputs(channels)
         self.decoder = Decoder(config.decoder, size, outputs, height, width)
 

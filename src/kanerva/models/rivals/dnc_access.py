@@ -10,6 +10,7 @@ not negative, and with a sum of at most one.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -203,29 +204,10 @@ class AccessState:
     read_weights: Weightings
 
     @classmethod
-    def zeros(
-        cls,
-        batch: int,
-        slots: int,
-        width: int,
-        heads: int,
-        *,
-        device: torch.device | str = "cpu",
-        dtype: torch.dtype = torch.float32,
-    ) -> "AccessState":
-        """A memory before any write."""
-
-        def blank(*shape: int) -> Tensor:
-            return torch.zeros(batch, *shape, device=device, dtype=dtype)
-
-        return cls(
-            memory=blank(slots, width),
-            links=blank(slots, slots),
-            precedence=blank(slots),
-            usage=blank(slots),
-            write_weights=blank(slots),
-            read_weights=blank(heads, slots),
-        )
+    def zeros(cls, batch: int, slots: int, width: int, heads: int, **where: Any) -> "AccessState":
+        """A memory before any write; `where`, as in torch.zeros."""
+        shapes = [(slots, width), (slots, slots), (slots,), (slots,), (slots,), (heads, slots)]
+        return cls(*[torch.zeros(batch, *shape, **where) for shape in shapes])
 
     @property
     def reads(self) -> Vectors:
@@ -237,27 +219,12 @@ def step(state: AccessState, asked: Interface) -> AccessState:
     """Free what was read, find a slot, write, link, read: in the paper's order."""
     kept = retention(asked.free_gates, state.read_weights)
     usage = next_usage(state.usage, state.write_weights, kept)
-    content = content_weights(
-        state.memory, asked.write_key[:, None], asked.write_strength[:, None]
-    )[:, 0]
-    weights = next_write_weights(
-        allocation_weights(usage), content, asked.allocation_gate, asked.write_gate
-    )
+    query = asked.write_key[:, None], asked.write_strength[:, None]
+    content, allocation = content_weights(state.memory, *query)[:, 0], allocation_weights(usage)
+    weights = next_write_weights(allocation, content, asked.allocation_gate, asked.write_gate)
     memory = erase_and_add(state.memory, weights, asked.erase, asked.add)
     links = next_links(state.links, state.precedence, weights)
-    read_weights = read(
-        memory,
-        links,
-        state.read_weights,
-        asked.read_keys,
-        asked.read_strengths,
-        asked.read_modes,
-    )
-    return AccessState(
-        memory=memory,
-        links=links,
-        precedence=next_precedence(state.precedence, weights),
-        usage=usage,
-        write_weights=weights,
-        read_weights=read_weights,
-    )
+    query = asked.read_keys, asked.read_strengths, asked.read_modes
+    read_weights = read(memory, links, state.read_weights, *query)
+    precedence = next_precedence(state.precedence, weights)
+    return AccessState(memory, links, precedence, usage, weights, read_weights)

@@ -1,14 +1,15 @@
-"""`km`, the Kanerva Machine (Wu, Wayne, Graves, Lillicrap 2018): a memory that is a random matrix.
+"""The Kanerva machines: a memory that is a random matrix.
 
-    memory = model.write(images)                # Bayes' rule: q(M | X), and one M drawn from it
-    steps = model.recall(memory, noisy)         # an address from the picture, a read, a picture
-    samples = model.generate(memory, 64)        # addresses from the prior
-    terms = model.elbo(images)                  # given one M ~ q(M | X) for the whole episode
+`km` (Wu, Wayne, Graves, Lillicrap 2018). The generative side is p(y) = N(0, 1), an address
+w = f(y) A', p(z | y, M) = N(w M, sigma^2) and p(x | z). Its M is a latent too, with a learned
+prior. `elbo` bounds E_q[-ln p(X | M)] / T, the conditional score of the papers' tables, and leaves
+KL[q(M | X) || p(M)] / T to `memory_kl`; training minimises both, which is the whole bound on
+-ln p(X) / T.
 
-The generative side is p(y) = N(0, 1), an address w = f(y) A', p(z | y, M) = N(w M, sigma^2) and
-p(x | z). Its M is a latent too, with a learned prior. `elbo` bounds E_q[-ln p(X | M)] / T, the
-conditional score of the papers' tables, and leaves KL[q(M | X) || p(M)] / T to `memory_kl`;
-training minimises both, which is the whole bound on -ln p(X) / T.
+`dkm`, the dynamic one (Wu, Wayne, Gregor, Lillicrap 2018). Addresses are solved for: p(w) = N(0, 1)
+over the K rows, z = w M and p(x | z), no noise on z, so no KL(z). q(w | x, M) is centred on the w
+that explains the image's code best, a ridge regression. `dkm-tsm` is the same with the encoder of
+Kanerva++, whose images see their neighbours.
 """
 
 from abc import abstractmethod
@@ -20,8 +21,9 @@ from torch import Tensor, nn
 
 from kanerva.config import DkmConfig, KmConfig
 from kanerva.decoder import Decoder
-from kanerva.distributions import DiagonalNormal
+from kanerva.distributions import DiagonalNormal, PointMass
 from kanerva.encoder import EpisodeEncoder
+from kanerva.layers.dense import one_hidden
 from kanerva.memory.heap import Memory
 from kanerva.models.base import Images
 from kanerva.models.latent import LatentModel
@@ -30,7 +32,9 @@ from kanerva.models.rivals.matrix_normal import (
     Codes,
     MatrixNormal,
     MatrixPrior,
+    least_squares,
     posterior,
+    searched,
 )
 from kanerva.seeding import Noise
 from kanerva.shapes import Embedding, Episode, MemoryMap, PerImage
@@ -74,10 +78,6 @@ class MatrixMachine(LatentModel):
     @abstractmethod
     def addresses(self, embedding: Embedding, codes: Codes) -> Addresses:
         """Where it is written, in float32."""
-
-    @abstractmethod
-    def traces(self, maps: MemoryMap, keys: Vectors) -> Codes:
-        """w M, a mix of rows."""
 
     def extra_loss(self, episode: Episode, embedding: Embedding) -> Float[Tensor, ""]:
         """What else training minimises."""
@@ -147,12 +147,8 @@ class KanervaMachine(MatrixMachine):
         rows, hidden, embedding = config.rows, config.keys.hidden, self.encoder.features
         self.code = nn.Linear(embedding, 2 * rows.width)
         # ours: one hidden layer each; the paper says "multi-layer perceptron"
-        self.keys = nn.Sequential(
-            nn.Linear(embedding, hidden), nn.SiLU(), nn.Linear(hidden, 2 * rows.address)
-        )
-        self.to_address = nn.Sequential(
-            nn.Linear(rows.address, hidden), nn.SiLU(), nn.Linear(hidden, rows.address)
-        )
+        self.keys = one_hidden(embedding, hidden, 2 * rows.address)
+        self.to_address = one_hidden(rows.address, hidden, rows.address)
         self.table = nn.Parameter(torch.randn(rows.count, rows.address))  # A', one row of M each
 
     @property
@@ -185,6 +181,7 @@ class KanervaMachine(MatrixMachine):
     # Read
 
     def traces(self, maps: MemoryMap, keys: Vectors) -> Codes:
+        """w M, a mix of rows."""
         addresses = self.weights(keys)
         with torch.autocast(maps.device.type, enabled=False):
             return addresses @ maps[:, 0].float()
@@ -202,3 +199,67 @@ class KanervaMachine(MatrixMachine):
         total = sure + surer
         mean = (sure * prior.mean + surer * seen.mean) / total
         return DiagonalNormal(mean, -0.5 * total.log())
+
+
+class DynamicKanervaMachine(MatrixMachine):
+    """Addresses by least squares: w ~ N(argmin |z - w M|^2 + sigma^2 |w|^2, sigma_w^2)."""
+
+    reconstructed = "reconstructed: the code decoded, the memory not used"
+    writes_sequentially = True
+    config: DkmConfig
+
+    def __init__(self, config: DkmConfig) -> None:
+        super().__init__(config)
+        self.code = nn.Linear(self.encoder.features, config.rows.width)
+        self.log_spread = nn.Parameter(torch.tensor(0.3).log())  # of w; where the authors' starts
+
+    @property
+    def key_shape(self) -> tuple[int, ...]:
+        return (self.config.rows.count,)
+
+    # Addresses and codes
+
+    def codes(self, embedding: Embedding) -> Codes:
+        return self.code(embedding).float()
+
+    def addresses(self, embedding: Embedding, codes: Codes) -> Addresses:
+        """Each solved from the mean of the memory as it stands, written before the next."""
+        with torch.autocast(codes.device.type, enabled=False):
+            prior, variance = self.prior(len(codes)), self.prior.noise_variance
+            return searched(prior, codes, variance)  # pyright: ignore[reportCallIssue]
+
+    def key_posterior(self, features: Embedding, maps: MemoryMap) -> DiagonalNormal:
+        """q(w | x, M): q may see the image, and it looks for its code in M.
+
+        KL(w) = 1/2 [|w|^2 + K (sigma_w^2 - 1 - ln sigma_w^2)].
+        """
+        codes = self.codes(features)
+        with torch.autocast(codes.device.type, enabled=False):
+            mean = least_squares(maps[:, 0].float(), codes, self.prior.noise_variance)
+        return DiagonalNormal(mean, self.log_spread.clamp(-7, 4).expand_as(mean))
+
+    # Read
+
+    def traces(self, maps: MemoryMap, keys: Vectors) -> Codes:
+        """w M: the code that the decoder is given."""
+        with torch.autocast(maps.device.type, enabled=False):
+            return keys.float() @ maps[:, 0].float()
+
+    def read_maps(self, maps: MemoryMap, keys: Vectors) -> PointMass:
+        """z = w M, without noise: there is no KL(z)."""
+        return PointMass(self.traces(maps, keys))
+
+    def readout_posterior_at(self, features: Embedding, prior: PointMass) -> PointMass:
+        return prior
+
+    def extra_loss(self, episode: Episode, embedding: Embedding) -> Float[Tensor, ""]:
+        """The authors' autoencoder loss, -ln p(x | z) of the codes themselves: it teaches what is
+        to be stored before anything is. Training only; no score has it."""
+        return -self.likelihood.log_prob(self.decoder(self.codes(embedding)), episode).mean()
+
+    @torch.no_grad()
+    def reconstruct(self, images: Images) -> Float[Tensor, "*B T C H W"]:
+        """Decode the codes themselves; `recall` with one step reads them from a memory."""
+        codes = self.codes(self.encoder(self.as_episodes(images)))
+        pixels = self.likelihood.mean(self.decoder(codes))
+        return pixels if images.ndim == 5 else pixels[0]

@@ -1,12 +1,11 @@
-"""`no-memory`: the paper's ablation (§4.2). The readout's prior comes from the episode's pooled
-embedding by a dense net as large as writer, key network and readout prior together.
+"""What a memory must beat: the paper's encoder and decoder without one.
 
-    memory = model.write(images)                # the pooled embedding: all p sees of an episode
-    samples = model.generate(memory, 64)
-    terms = model.elbo(images)
+`vae` has nothing instead (App. C): p(z) = N(0, 1), p(x | z), q(z | x), without temporal shift.
 
-The pooled embedding counts as memory: p(z | mean_t E) bounds -ln p(x | that vector). A prior made
-from a sample's own embedding would bound -ln p(x_t | e_t) only, whose floor is 0.
+`no-memory` is the paper's ablation (§4.2). The readout's prior comes from the episode's pooled
+embedding by a dense net as large as writer, key network and readout prior together. The pooled
+embedding counts as memory: p(z | mean_t E) bounds -ln p(x | that vector). A prior made from a
+sample's own embedding would bound -ln p(x_t | e_t) only, whose floor is 0.
 """
 
 import math
@@ -14,16 +13,41 @@ import math
 import torch
 from torch import Tensor, nn
 
-from kanerva.config import NoMemoryConfig
+from kanerva.config import NoMemoryConfig, VaeConfig
 from kanerva.decoder import Decoder
 from kanerva.distributions import DiagonalNormal
 from kanerva.encoder import EpisodeEncoder
 from kanerva.memory.keys import KeyNetwork
 from kanerva.memory.writers import PooledWriter
-from kanerva.models.latent import KeylessModel
+from kanerva.models.latent import KeylessModel, MemorylessModel
 from kanerva.readout import Reading, ReadoutPosterior, ReadoutPrior
 from kanerva.seeding import Noise
 from kanerva.shapes import Embedding, Episode, MemoryMap
+
+
+class Vae(MemorylessModel):
+    """A variational autoencoder of the paper's encoder and decoder."""
+
+    reconstructed = "reconstructed: q(z|x)"
+    config: VaeConfig
+    encoder: EpisodeEncoder
+
+    def __init__(self, config: VaeConfig) -> None:
+        super().__init__(config)
+        channels, height, width = config.image
+        self.encoder = EpisodeEncoder(config.encoder, channels)
+        self.readout_posterior = ReadoutPosterior(config.readout, self.encoder.features)
+        outputs = self.likelihood.outputs(channels)
+        self.decoder = Decoder(config.decoder, config.readout.size, outputs, height, width)
+
+    def read_maps(self, maps: MemoryMap, keys: Tensor) -> DiagonalNormal:
+        """N(0, 1), whatever else there is."""
+        return DiagonalNormal.standard_like(
+            keys.new_zeros(*keys.shape[:2], self.config.readout.size)
+        )
+
+    def readout_posterior_at(self, features: Embedding, prior: DiagonalNormal) -> DiagonalNormal:
+        return self.readout_posterior(features)
 
 
 def replaced_parameters(config: NoMemoryConfig, embedding: int) -> int:

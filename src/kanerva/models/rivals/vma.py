@@ -1,10 +1,5 @@
 """`vma`: Variational Memory Addressing (Bornschein, Mnih, Zoran, Rezende 2017).
 
-    memory = model.write(images)                # the images themselves, every pixel
-    terms = model.elbo(images)                  # a sum over all addresses, in nats
-    terms = model.left_out(images)              # each image among the others' templates
-    samples = model.generate(memory, 64)        # pick a template, vary it
-
 A memory is a list of templates m_1 .. m_T, and a read is one discrete choice among them:
 
     p(x | M) = sum_a p(a | M) integral p(z | m_a) p(x | z, m_a) dz
@@ -29,33 +24,26 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from kanerva.memory.heap import Memory
-from kanerva.models.base import (
-    Images,
-    LogWeights,
-    Near,
-    Observed,
-    all_but_one,
-)
-from kanerva.models.rivals.templates import (
+from kanerva.models.base import Images, LogWeights, Near, Observed, all_but_one
+from kanerva.models.rivals.vma_networks import (
+    Hidden,
     LogChances,
     PerDraw,
+    TemplateModel,
     Templates,
     at,
     categorical_kl,
     expected,
     one_sample,
     own_hidden,
-    repeat_episodes,
     sample_addresses,
     vimco,
 )
-from kanerva.models.rivals.vma_networks import TemplateModel
 from kanerva.models.terms import ElboTerms, JointDensity
 from kanerva.seeding import Noise, as_generator
 from kanerva.shapes import Embedding, Episode, MemoryMap, PerImage, Readout
 
-ENUMERATED = 64  # ours: a bound sums over all addresses of a memory of at most so many templates
-DRAWS = 4  # k: samples of (a, z) in VIMCO's objective, and in bounds where there are more templates
+DRAWS = 4  # k: samples of (a, z) in VIMCO's objective
 
 
 class VariationalMemoryAddressing(TemplateModel):
@@ -77,57 +65,45 @@ class VariationalMemoryAddressing(TemplateModel):
         templates or any others.
 
         Exact in a: every image is decoded once for each template, T * T decodes for an episode.
-        That is done for at most 64 templates; given more, `DRAWS` addresses stand for the sum (the
-        likeliest one, with `sample=False`), and KL[q(a) || p(a | M)] remains exact. One sample of
-        z, its noise the same at every template; `sample=False` takes its mean (not a bound).
+        One sample of z, its noise the same at every template; `sample=False` takes its mean (not a
+        bound).
         """
         episode = self.as_pixels(images)
         seen = self.encoder(episode)
-        if memory is None:
-            held = Templates(episode, seen)
-        else:
+        held = Templates(episode, seen)
+        if memory is not None:
             held = self.templates(self.as_maps(memory, images))
-        log_q, log_p = self.address_posterior(seen, held), self.address_prior(held, seen.shape[1])
-        terms = self._terms(episode, seen, held, log_q, log_p, sample, generator)
-        return terms if images.ndim == 5 else terms[0]
+        log_q = self.address_posterior(seen, held)
+        return self._terms(images, seen, held, log_q, sample=sample, generator=generator)
 
     def _terms(
         self,
-        episode: Episode,
+        images: Images,
         seen: Embedding,
         held: Templates,
         log_q: LogChances,
-        log_p: LogChances,
-        sample: bool,
+        hidden: Hidden | None = None,
+        *,
+        sample: bool = True,
         generator: Noise,
     ) -> ElboTerms:
+        """The bound of images as they were passed, given where each looks for its template."""
+        episode = self.as_episodes(images)
         batch, length = episode.shape[:2]
         noise = self._noise(batch, length, generator) if sample else None
-        key_kl = categorical_kl(log_q, log_p)
-        likelihoods: list[Tensor] = []
-        divergences: list[Tensor] = []
-
-        def look(read: Templates) -> None:
+        likelihoods, divergences = [], []
+        for a in range(len(held)):
+            read = held.only(a, length)
             reading = self.infer(seen, read, noise)
             output = self.decode(reading.readout, read)
             likelihoods.append(self.likelihood.log_prob(output, episode))
-            divergences.append(reading.posterior.kl(reading.prior))
-
-        if len(held) <= ENUMERATED:
-            for a in range(len(held)):
-                look(held.only(a, length))
-            return ElboTerms(
-                log_likelihood=expected(log_q, torch.stack(likelihoods, dim=-1)),
-                readout_kl=expected(log_q, torch.stack(divergences, dim=-1)),
-                key_kl=key_kl,
-            )
-        for _ in range(DRAWS if sample else 1):
-            look(held.at(sample_addresses(log_q, generator) if sample else log_q.argmax(dim=-1)))
-        return ElboTerms(
-            log_likelihood=torch.stack(likelihoods).mean(dim=0),
-            readout_kl=torch.stack(divergences).mean(dim=0),
-            key_kl=key_kl,
+            divergences.append(reading.kl)
+        terms = ElboTerms(
+            log_likelihood=expected(log_q, torch.stack(likelihoods, dim=-1)),
+            readout_kl=expected(log_q, torch.stack(divergences, dim=-1)),
+            key_kl=categorical_kl(log_q, self.address_prior(held, length, hidden)),
         )
+        return terms if images.ndim == 5 else terms[0]
 
     # Training
 
@@ -146,8 +122,11 @@ class VariationalMemoryAddressing(TemplateModel):
         held = Templates(episode, seen)
         log_q = self.address_posterior(seen, held, hidden)
         log_p = self.address_prior(held, length, hidden)
-        # The draws lie side by side along the episode: (B, k T).
-        many = repeat_episodes(DRAWS)
+
+        def many(value: Tensor) -> Tensor:
+            """The draws side by side along the episode: (B, k T, ...)."""
+            return value.repeat(1, DRAWS, *[1] * (value.ndim - 2))
+
         q, p = many(log_q), many(log_p)
         address = sample_addresses(q.detach(), generator)
         read = held.at(address)
@@ -156,18 +135,16 @@ class VariationalMemoryAddressing(TemplateModel):
         likelihood = self.likelihood.log_prob(output, many(episode))
         log_chance = at(address, q)
         weights = likelihood + at(address, p) - log_chance
-        weights = weights + reading.prior.log_prob(reading.readout)
-        weights = weights - reading.posterior.log_prob(reading.readout)
+        weights = weights + reading.log_prior - reading.log_posterior
 
         def apart(value: Float[Tensor, "B N"]) -> PerDraw:
             return value.unflatten(1, (DRAWS, length)).transpose(0, 1)
 
         parts = apart(weights), apart(log_chance)
         objective = (vimco(*parts) + one_sample(*parts)) / 2
-        divergence = reading.posterior.kl(reading.prior)
         terms = ElboTerms(
             log_likelihood=apart(likelihood).mean(0).detach() + objective - objective.detach(),
-            readout_kl=apart(divergence).mean(0).detach(),
+            readout_kl=apart(reading.kl).mean(0).detach(),
             key_kl=categorical_kl(log_q, log_p).detach(),
         )
         return terms.by_name()
@@ -280,8 +257,7 @@ class VariationalMemoryAddressing(TemplateModel):
             noise = self._noise(batch, length, generator)
             reading = self.infer(seen, held.at(address), noise)
             joint = self._joint(episode, held, address, reading.readout)
-            log_chance = at(address, log_q) + reading.posterior.log_prob(reading.readout)
-            return joint.total - log_chance
+            return joint.total - (at(address, log_q) + reading.log_posterior)
 
         return draw
 
@@ -294,9 +270,7 @@ class VariationalMemoryAddressing(TemplateModel):
         seen = self.encoder(episode)  # without temporal shift: each image by itself
         held = Templates(episode, seen)
         log_q = self.address_posterior(seen, held, hidden)
-        log_p = self.address_prior(held, len(held), hidden)
-        terms = self._terms(episode, seen, held, log_q, log_p, True, generator)
-        return terms if images.ndim == 5 else terms[0]
+        return self._terms(images, seen, held, log_q, hidden, generator=generator)
 
     def permuted(self, images: Images, *, generator: Noise = None) -> ElboTerms:
         """Each image read where its neighbour's q(a) points (a control)."""
@@ -304,6 +278,4 @@ class VariationalMemoryAddressing(TemplateModel):
         seen = self.encoder(episode)
         held = Templates(episode, seen)
         log_q = self.address_posterior(seen, held).roll(1, dims=1)
-        log_p = self.address_prior(held, len(held))
-        terms = self._terms(episode, seen, held, log_q, log_p, True, generator)
-        return terms if images.ndim == 5 else terms[0]
+        return self._terms(images, seen, held, log_q, generator=generator)
