@@ -7,6 +7,7 @@ that the coder takes as they are.
 
 import hashlib
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from kanerva.memory.detail import ALL, Detail
 from kanerva.memory.gist import ALPHABET, LARGEST, TOTAL, GistPrior
 from kanerva.memory.pixel_code import BIT, PixelCode
 
+Coder = Any  # the arithmetic coder's, which has no types of its own
 CHUNK = 256  # blocks that are coded together: part of the format
 _WHOLE = (
     0.8  # the share of blocks that hold all of their gist, where not all do: part of the format
@@ -54,7 +56,7 @@ class BlockCodec:
             self._encode_pixels(stream, gists[part], detail.apply(lambda x, s=part: x[s]))
         return stream.get_compressed().astype("<u4").tobytes()
 
-    def _encode_gists(self, stream: "_Encoder", gists: Tensor, kept: Tensor) -> None:
+    def _encode_gists(self, stream: Coder, gists: Tensor, kept: Tensor) -> None:
         for group in range(self.prior.groups):
             held = gists[kept > group]
             if len(held):
@@ -62,7 +64,7 @@ class BlockCodec:
                 numbers = held.unflatten(1, (self.prior.groups, -1))[:, group].flatten()
                 stream.encode(_int32(numbers + LARGEST), _categorical(), _shares(tables))
 
-    def _encode_pixels(self, stream: "_Encoder", gists: Tensor, detail: Detail) -> None:
+    def _encode_pixels(self, stream: Coder, gists: Tensor, detail: Detail) -> None:
         stored = torch.arange(detail.pixels.shape[-1]) < detail.stored[:, None]
         rows = stored.any(dim=1)
         if not bool(rows.any()):
@@ -105,7 +107,7 @@ class BlockCodec:
         return gists, Detail.join([detail for _, detail in found], torch.cat)
 
     def _decode_chunk(
-        self, stream: "_Decoder", caps: Int[Tensor, " N"], kept: Int[Tensor, " N"]
+        self, stream: Coder, caps: Int[Tensor, " N"], kept: Int[Tensor, " N"]
     ) -> tuple[Tensor, Detail]:
         prior, size = self.prior, len(caps)
         gists = torch.zeros(size, prior.groups, prior.each)
@@ -138,7 +140,8 @@ class BlockCodec:
             spent.add_(pixel_costs[:, i])
             return pixels[:, i]
 
-        self.pixels.follow(self._traces(gists), choose)
+        if bool(((kept == prior.groups) & (spent < BIT * caps)).any()):
+            self.pixels.follow(self._traces(gists), choose)
         return gists, Detail(pixels, pixel_costs, costs, kept, caps)
 
     @property
@@ -158,7 +161,7 @@ class BlockCodec:
         shape = (self.pixels.height, self.pixels.width)
         return pixels.unflatten(1, shape).float().to(self.device)
 
-    def _kept(self) -> "_Model":
+    def _kept(self) -> Coder:
         groups = self.prior.groups
         rest = [(1 - _WHOLE) / groups] * groups
         return _categorical(np.array([*rest, _WHOLE]))
@@ -173,29 +176,25 @@ def fingerprint(tensors: dict[str, Tensor]) -> bytes:
     return total.digest()[:16]
 
 
-# The arithmetic coder. It has no types of its own.
-
-_Encoder = _Decoder = _Model = object
+# The arithmetic coder
 
 
-def _constriction():  # noqa: ANN202
-    try:
-        import constriction
-    except ImportError as error:
-        raise UserError("memories of bits need the package constriction") from error
+def _constriction() -> Any:
+    import constriction  # loaded when the first memory of bits is saved or read
+
     return constriction
 
 
-def _uniform(size: int) -> "_Model":
+def _uniform(size: int) -> Coder:
     return _constriction().stream.model.Uniform(size)
 
 
-def _categorical(shares: "np.ndarray | None" = None) -> "_Model":
+def _categorical(shares: "np.ndarray | None" = None) -> Coder:
     model = _constriction().stream.model.Categorical
     return model(perfect=False) if shares is None else model(shares, perfect=False)
 
 
-def _bernoulli() -> "_Model":
+def _bernoulli() -> Coder:
     return _constriction().stream.model.Bernoulli(perfect=False)
 
 

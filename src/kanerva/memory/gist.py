@@ -38,7 +38,7 @@ class GistPrior(nn.Module):
         self.last = FixedLinear(_HIDDEN, self.each * ALPHABET, (groups,), gain=0.1)
         far = torch.arange(-LARGEST, LARGEST + 1).abs().float()
         with torch.no_grad():  # at first the larger a number the rarer
-            self.last.bias += (-0.7 * far).repeat(self.each)
+            self.last.bias.add_((-0.7 * far).repeat(self.each))
         steps = torch.arange(_FARTHEST + 1, dtype=torch.float64)
         powers = (TOTAL * (-steps / _LEVELS).exp()).round().clamp(min=1)
         self.register_buffer("powers", powers.float())  # kept with the weights: no libm decides

@@ -56,8 +56,8 @@ class PixelCode(nn.Module):
         self.taps = (reach + 1) * (2 * reach + 1) - reach - 1  # of a window, the ones before
         self.seen = FixedLinear(self.taps, width, gain=2.0)
         self.place = nn.Parameter(torch.zeros(width, *side))
-        self.hidden = nn.ModuleList([FixedLinear(width, width) for _ in range(depth)])
-        self.last = FixedLinear(width, 1, gain=0.1)
+        layers = [FixedLinear(width, width) for _ in range(depth)]
+        self.layers = nn.ModuleList([*layers, FixedLinear(width, 1, gain=0.1)])
         levels = torch.arange(-_FARTHEST, _FARTHEST + 1, dtype=torch.float64) / LEVELS
         counts = (TOTAL * levels.sigmoid()).round().clamp(1, TOTAL - 1)
         self.register_buffer("counts", counts.float())  # kept with the weights: no libm decides
@@ -71,7 +71,7 @@ class PixelCode(nn.Module):
             window = (self.reach + 1, 2 * self.reach + 1)
             seen = F.unfold(self._framed(pixels.float())[:, None], window)[:, : self.taps]
             sums = self._prepare(traces.float()) + self.seen(ONE * seen.mT)
-            return self._finish(sums, [layer.whole() for layer in (*self.hidden, self.last)])
+            return self._finish(sums, self._whole_layers())
 
     @torch.no_grad()
     def table(self, traces: Traces, pixels: Binary) -> Counts:
@@ -89,7 +89,7 @@ class PixelCode(nn.Module):
         framed = self._framed(traces.new_zeros(len(traces), self.height, self.width))
         weight, bias = self.seen.whole()
         weight, reach = (ONE * weight).mT.contiguous(), self.reach
-        layers = [layer.whole() for layer in (*self.hidden, self.last)]
+        layers = self._whole_layers()
         for i in range(self.height * self.width):
             row, column = divmod(i, self.width)
             window = framed[:, row : row + reach + 1, column : column + 2 * reach + 1]
@@ -108,6 +108,9 @@ class PixelCode(nn.Module):
         x = F.pixel_shuffle(x, 4)[..., : self.height, : self.width]
         place = round_through(64 * ONE * self.place.float(), -(2**20), 2**20)
         return self.known(x.flatten(2).mT) + place.flatten(1).T
+
+    def _whole_layers(self) -> list[tuple[Integers, Integers]]:
+        return [layer.whole() for layer in self.layers if isinstance(layer, FixedLinear)]
 
     def _finish(self, sums: Integers, layers: list[tuple[Integers, Integers]]) -> Integers:
         """From each pixel's sums to its logit in sixteenths."""

@@ -67,7 +67,9 @@ class KppBits(Kpp):
         self.register_buffer("age", torch.zeros(()))  # steps trained
         self.cap = ALL
 
-    def make_writer(self, block: tuple[int, int, int]) -> GistWriter:
+    def make_writer(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, block: tuple[int, int, int]
+    ) -> GistWriter:
         return GistWriter(block, self.encoder.features, self.side, self.config.code.groups)
 
     # Training
