@@ -23,9 +23,9 @@ from kanerva.errors import UserError
 from kanerva.memory.codec import BlockCodec
 from kanerva.memory.container import SIZE, Container
 from kanerva.memory.detail import ALL, MISMATCH, Detail
-from kanerva.memory.fixed_point import FixedLinear, activate, is_exact
-from kanerva.memory.gist import ALPHABET, LARGEST, TOTAL, GistPrior, quantise_gist
-from kanerva.memory.pixel_code import BIT, PixelCode
+from kanerva.memory.fixed_point import BIT, TOTAL, FixedLinear, activate, cost_table, is_exact
+from kanerva.memory.gist import ALPHABET, LARGEST, GistPrior, quantise_gist
+from kanerva.memory.pixel_code import PixelCode
 from kanerva.models.kpp_bits import KppBits
 from kanerva.models.terms import ElboTerms
 
@@ -89,6 +89,13 @@ def test_activations_are_eight_bits_and_pass_gradients_on():
     assert bool((sums.grad[~inside] > 0).all())  # none is lost for good
 
 
+def test_costs_are_logarithms_rounded():
+    counts = torch.arange(1, TOTAL + 1)
+    exact = BIT * (16 - counts.double().log2())
+    assert float((cost_table()[1:] - exact).abs().max()) < 0.6
+    assert cost_table()[TOTAL // 2] == BIT and cost_table()[1] == 16 * BIT
+
+
 # Gists
 
 
@@ -117,7 +124,7 @@ def test_the_price_in_training_is_the_price_in_the_code():
     shake(prior, 0.1)
     numbers = torch.randn(50, 12)
     nats = prior.nats(numbers, numbers)
-    bits = prior.bits(quantise_gist(numbers))
+    bits = prior.costs(quantise_gist(numbers)).double() / BIT
     assert torch.allclose(nats.double() / math.log(2), bits, atol=0.02)
 
 
@@ -128,7 +135,9 @@ def test_a_price_makes_numbers_that_tell_nothing_small():
     for _ in range(300):
         numbers = (scale * torch.randn(64, 12)).clamp(-7, 7)
         blurred = (numbers + torch.rand(64, 12) - 0.5).clamp(-7, 7)
-        bits.append(float(prior.bits(quantise_gist(numbers.detach())).sum(dim=1).mean()))
+        bits.append(
+            float(prior.costs(quantise_gist(numbers.detach())).sum(dim=1).double().mean()) / BIT
+        )
         optimiser.zero_grad()
         prior.nats(numbers, blurred).sum(dim=1).mean().backward()
         optimiser.step()

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from kanerva.errors import UserError
 from kanerva.memory.detail import ALL, Detail
-from kanerva.memory.gist import ALPHABET, LARGEST, TOTAL, GistPrior
-from kanerva.memory.pixel_code import BIT, PixelCode
+from kanerva.memory.fixed_point import BIT, TOTAL
+from kanerva.memory.gist import LARGEST, GistPrior
+from kanerva.memory.pixel_code import PixelCode
 
 Coder = Any  # the arithmetic coder's, which has no types of its own
 CHUNK = 256  # blocks that are coded together: part of the format
@@ -121,8 +122,7 @@ class BlockCodec:
             gists[held, group] = (numbers - LARGEST).view(-1, prior.each).float()
         gists = gists.flatten(1)
         groups = torch.arange(prior.groups) < kept[:, None]
-        bits = prior.bits(gists.to(self.device)).cpu()
-        costs = (BIT * bits).round().long() * groups
+        costs = prior.costs(gists.to(self.device)).cpu() * groups
         n = self.pixels.height * self.pixels.width
         pixels = torch.zeros(size, n, dtype=torch.uint8)
         pixel_costs = torch.zeros(size, n, dtype=torch.long)
@@ -213,6 +213,3 @@ def _long(values: np.ndarray) -> Tensor:
 
 def _bytes(caps: Tensor) -> list[int]:
     return [byte for cap in caps.tolist() for byte in divmod(min(cap, ALL), 256)]
-
-
-assert ALPHABET * 2 < TOTAL

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
-from kanerva.memory.pixel_code import BIT
+from kanerva.memory.fixed_point import BIT
 from kanerva.shapes import Blocks
 
 ALL = 65535  # a cap that holds nothing back, in bits

@@ -9,8 +9,11 @@ algorithm for them that divides.
 Training sees the same numbers: rounding has the gradient of the identity.
 """
 
+from functools import cache
+
+import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 ONE = 32  # an activation of 1.0; they lie in [0, 255 / 32]
@@ -77,3 +80,26 @@ def is_exact(inputs: int) -> bool:
 def clear_of(x: Tensor) -> "torch.autocast":
     """No mixed precision here: bfloat16 does not count to 2^24."""
     return torch.autocast(x.device.type, enabled=False)
+
+
+# Probabilities and what they cost
+
+
+TOTAL = 2**16  # what probabilities are counted in
+BIT = 256  # what costs are counted in: a bit is 256 of them
+
+
+@cache
+def cost_table() -> Int[Tensor, " counts"]:
+    """What a probability of so many counts costs. A reader follows costs to know where a block
+    ends, so they are worked out digit by digit: another machine's logarithm may differ."""
+    counts = np.arange(1, TOTAL + 1, dtype=np.float64)
+    mantissa, whole = np.frexp(counts)  # exact: counts = mantissa * 2**whole, mantissa in [0.5, 1)
+    mantissa, found = 2 * mantissa, (whole - 1).astype(np.int64)
+    for _ in range(12):
+        mantissa = mantissa * mantissa
+        digit = mantissa >= 2
+        mantissa = np.where(digit, mantissa / 2, mantissa)
+        found = 2 * found + digit
+    costs = (16 * 4096 - found + 8) // 16  # 4096ths to 256ths
+    return torch.from_numpy(np.concatenate([costs[:1], costs]))

@@ -5,17 +5,22 @@ prior gives each number a table of probabilities that depends on the groups befo
 numbers (`fixed_point`), so that every machine makes the same table.
 """
 
-import math
-
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from kanerva.memory.fixed_point import ONE, FixedLinear, activate, clear_of, round_through
+from kanerva.memory.fixed_point import (
+    ONE,
+    TOTAL,
+    FixedLinear,
+    activate,
+    clear_of,
+    cost_table,
+    round_through,
+)
 
 LARGEST = 7  # a number lies in [-7, 7]
 ALPHABET = 2 * LARGEST + 1
-TOTAL = 2**16  # what probabilities are counted in
 _LEVELS = 16  # logits are rounded to sixteenths
 _FARTHEST = 10 * _LEVELS  # below the likeliest number's logit
 _HIDDEN = 64  # ours: units of each layer and group
@@ -84,15 +89,14 @@ class GistPrior(nn.Module):
         return ends.diff(dim=-1, prepend=torch.zeros_like(ends[..., :1])) + 1
 
     @torch.no_grad()
-    def bits(self, gists: Gists) -> Float[Tensor, "N groups"]:
-        """What each group takes."""
+    def costs(self, gists: Gists) -> Int[Tensor, "N groups"]:
+        """What each group takes, in 256ths of a bit."""
         chosen = (gists + LARGEST).long().unflatten(-1, (self.groups, -1))
         found = [
             self.tables(gists, group).gather(-1, chosen[:, group, :, None])[..., 0]
             for group in range(self.groups)
         ]
-        counts = torch.stack(found, dim=1).double()
-        return (math.log2(TOTAL) - counts.log2()).sum(dim=-1)
+        return cost_table().to(gists.device)[torch.stack(found, dim=1)].sum(dim=-1)
 
 
 def quantise_gist(numbers: Float[Tensor, "*N D"]) -> Float[Tensor, "*N D"]:

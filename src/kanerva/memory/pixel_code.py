@@ -15,19 +15,19 @@ from torch import Tensor, nn
 from kanerva.encoder import quarter
 from kanerva.memory.fixed_point import (
     ONE,
+    TOTAL,
     FixedLinear,
     Integers,
     activate,
     clear_of,
+    cost_table,
     is_exact,
     round_through,
 )
-from kanerva.memory.gist import TOTAL
 
 LEVELS = 16  # logits are rounded to sixteenths
 _FARTHEST = 12 * LEVELS  # a logit of 12: one pixel in 160,000
 _AT_ONCE = 64  # images whose every pixel is looked at together
-BIT = 256  # what costs are counted in: a bit is 256 of them
 
 Traces = Float[Tensor, "N D"]  # whole numbers
 Binary = Float[Tensor, "N H W"]
@@ -38,7 +38,6 @@ class PixelCode(nn.Module):
     """Probabilities of binary pixels from a block and the pixels before them."""
 
     counts: Tensor
-    costs: Tensor
 
     def __init__(
         self, numbers: int, side: tuple[int, int], *, reach: int, width: int, maps: int, depth: int
@@ -61,9 +60,6 @@ class PixelCode(nn.Module):
         levels = torch.arange(-_FARTHEST, _FARTHEST + 1, dtype=torch.float64) / LEVELS
         counts = (TOTAL * levels.sigmoid()).round().clamp(1, TOTAL - 1)
         self.register_buffer("counts", counts.float())  # kept with the weights: no libm decides
-        share = torch.arange(1, TOTAL, dtype=torch.float64) / TOTAL
-        costs = (-BIT * share.log2()).round()
-        self.register_buffer("costs", torch.cat([costs[:1], costs]).float(), persistent=False)
 
     def levels(self, traces: Traces, pixels: Binary) -> Float[Tensor, "N HW"]:
         """Of every pixel, given those before it, a logit in sixteenths."""
@@ -126,4 +122,4 @@ class PixelCode(nn.Module):
 
     def cost(self, counts: Int[Tensor, "..."], pixels: Tensor) -> Int[Tensor, "..."]:
         """Of pixels that are 1 with these counts, in 256ths of a bit."""
-        return self.costs.long()[torch.where(pixels > 0.5, counts, TOTAL - counts)]
+        return cost_table().to(counts.device)[torch.where(pixels > 0.5, counts, TOTAL - counts)]

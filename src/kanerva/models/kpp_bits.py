@@ -27,10 +27,10 @@ from kanerva.distributions import KeyPosterior
 from kanerva.errors import UserError
 from kanerva.memory.codec import BlockCodec, fingerprint
 from kanerva.memory.detail import ALL, MISMATCH, Detail
-from kanerva.memory.fixed_point import clear_of
-from kanerva.memory.gist import LARGEST, TOTAL, GistPrior, quantise_gist
+from kanerva.memory.fixed_point import BIT, TOTAL, clear_of
+from kanerva.memory.gist import LARGEST, GistPrior, quantise_gist
 from kanerva.memory.heap import Memory
-from kanerva.memory.pixel_code import BIT, LEVELS, PixelCode
+from kanerva.memory.pixel_code import LEVELS, PixelCode
 from kanerva.memory.writers import GistWriter
 from kanerva.models.base import Handles, Images, LogWeights, all_but_one
 from kanerva.models.kpp import Kpp
@@ -133,7 +133,7 @@ class KppBits(Kpp):
         """Everything that blocks of these images could hold, with its costs."""
         lead, groups = episode.shape[:2], self.config.code.groups
         traces, pixels = blocks.flatten(2).flatten(0, 1), episode.flatten(0, 2)
-        gist_costs = (BIT * self.prior.bits(traces[:, : self.prior.numbers])).round().long()
+        gist_costs = self.prior.costs(traces[:, : self.prior.numbers])
         counts = self.pixel_code.table(traces, pixels)
         costs = self.pixel_code.cost(counts, pixels.flatten(1))
         caps = torch.full(lead, self.cap, device=self.device)
@@ -213,7 +213,7 @@ class KppBits(Kpp):
         episode = self.as_pixels(images)
         blocks = self.blocks(episode, self.encoder(episode))
         gists = blocks.flatten(2).flatten(0, 1)[:, : self.prior.numbers]
-        bits = self.prior.bits(gists).sum(dim=-1).unflatten(0, episode.shape[:2])
+        bits = self.prior.costs(gists).sum(dim=-1).double().unflatten(0, episode.shape[:2]) / BIT
         score = self._log_pixels(blocks, episode).sum(dim=-1)
         key = torch.full_like(score, math.log(self.config.memory.capacity))
         return ElboTerms(score, math.log(2) * bits, key)
