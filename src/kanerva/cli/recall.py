@@ -33,7 +33,8 @@ def run(options: dict[str, Any], words: list[str]) -> int:
 
     model, images = load_model_and_images(options)
     if options["memory"]:
-        memory = Memory.load(options["memory"]).to(model.device)
+        empty = model.empty() if model.has_code else None
+        memory = Memory.load(options["memory"], empty).to(model.device)
     else:
         memory = write_memory(model, images, options)
     if options["save_memory"]:

@@ -163,6 +163,8 @@ class Memory:
         if self.owners is None:
             return f"Memory({shape})"
         held = "" if self.is_batch else f", {len(self)} of {self.capacity} blocks held"
+        if self.detail is not None and not self.is_batch:
+            held += f", {self.bits.sum():.0f} bits"
         return f"Memory({shape}{held})"
 
     # malloc and free
