@@ -3,8 +3,9 @@
 import pytest
 import torch
 
+from kanerva.data.augment import random_affine
 from kanerva.data.binarization import binarize
-from kanerva.data.episodes import FixedEpisodes, TrainingEpisodes
+from kanerva.data.episodes import FixedEpisodes, TrainingEpisodes, mix_kin
 from kanerva.data.image_set import ImageSet
 from kanerva.data.registry import Binarization
 from kanerva.errors import UserError
@@ -164,3 +165,52 @@ def test_the_order_is_the_same_on_the_device():
     assert numbers(here.batch_at(5)) == numbers(there.batch_at(5).cpu())
     sampled = training(grey_set(50), device="cuda")
     assert sampled.batch_at(0).is_cuda
+
+
+# Episodes that have kin
+
+
+def labelled(count: int = 60, each: int = 10) -> ImageSet:
+    images = torch.randint(0, 256, (count, 1, 8, 8), dtype=torch.uint8)
+    return ImageSet("some", "train", images, labels=torch.arange(count) // each)
+
+
+@pytest.mark.parametrize("share, expected", [(0.0, 0), (0.5, 6), (1.0, 12)])
+def test_a_share_of_episodes_has_one_label(share: float, expected: int):
+    labels, shuffle = torch.arange(60) // 10, torch.Generator().manual_seed(0)
+    runs = mix_kin(labels, 5, 12, share, shuffle)
+    assert runs.shape == (12, 5)
+    alike = (labels[runs] == labels[runs][:, :1]).all(dim=1).sum()
+    assert expected <= int(alike) <= expected + 1  # by chance a mixed one may be too
+    assert all(len(set(run)) == 5 for run in runs.tolist())
+
+
+def test_training_on_kin_is_the_same_for_the_same_seed_and_another_each_epoch():
+    options = {"episode_length": 5, "batch": 4, "binarization": "sample", "kin": 0.5}
+    images = labelled()
+    first, same, other = (
+        TrainingEpisodes(images, seed=seed, augment=True, **options) for seed in (0, 0, 1)
+    )
+    assert torch.equal(first.batch_at(1), same.batch_at(1))
+    assert not torch.equal(first.batch_at(1), other.batch_at(1))
+    assert not torch.equal(first.batch_at(0), first.batch_at(first.steps_per_epoch))
+
+
+def test_kin_needs_labels():
+    bare = ImageSet("bare", "train", labelled().images)
+    with pytest.raises(UserError, match="labels"):
+        TrainingEpisodes(bare, episode_length=5, batch=2, seed=0, binarization="sample", kin=0.5)
+
+
+def test_an_affine_map_moves_half_of_the_images_and_all_of_a_label_alike():
+    images = torch.zeros(40, 1, 28, 28, dtype=torch.uint8)
+    images[:, :, 10:18, 10:18] = 255
+    moved = random_affine(images, torch.Generator().manual_seed(0))
+    changed = (moved != images).flatten(1).any(dim=1)
+    assert 10 < int(changed.sum()) < 30
+    ink = moved.float().sum(dim=(1, 2, 3)) / images.float().sum(dim=(1, 2, 3))
+    assert bool(((ink > 0.6) & (ink < 1.7)).all())  # scaled by at most 15 % along each axis
+    by_label = random_affine(images, torch.Generator().manual_seed(0), torch.arange(40) // 8)
+    assert all(
+        torch.equal(by_label[8 * i], by_label[8 * i + j]) for i in range(5) for j in range(8)
+    )

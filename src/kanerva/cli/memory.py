@@ -40,5 +40,7 @@ def run(options: dict[str, Any], words: list[str]) -> int:
     )
     save_picture(picture, options, "memory.png")
     handles = ", ".join(map(str, held.handles))
-    print(f"{len(held)} of {held.capacity} blocks held, {held.bits.sum():.0f} bits; handles {handles}")
+    print(
+        f"{len(held)} of {held.capacity} blocks held, {held.bits.sum():.0f} bits; handles {handles}"
+    )
     return 0

@@ -20,12 +20,16 @@ class DataConfig(OptionGroup):
     """Which images, and how grey pixels become bits: named beside every figure."""
 
     group: ClassVar[str] = "data"
+    may_be_zero: ClassVar[tuple[str, ...]] = ("kin",)
     set: str = "glyphs"
     """The data set's name: `kanerva data list`."""
     binarization: Binarization = "sample"
     """How grey pixels become bits; none: 8-bit pixels."""
     augment: Literal["none", "affine"] = "none"
-    """affine: training images are turned, scaled, sheared and moved a little, anew each epoch."""
+    """affine: half of the training images, or of their labels where episodes have kin, are turned,
+    scaled, sheared and moved a little, anew each epoch."""
+    kin: float = 0.0
+    """Share of training episodes whose images have one label; no other use is made of labels."""
     folder: str | None = None
     """images: the folder of image files."""
     crop: int | None = None

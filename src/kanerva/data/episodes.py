@@ -45,6 +45,7 @@ class TrainingEpisodes:
         seed: int,
         binarization: Binarization,
         augment: bool = False,
+        kin: float = 0.0,
         device: str | torch.device = "cpu",
         rank: int = 0,
         world_size: int = 1,
@@ -60,7 +61,9 @@ class TrainingEpisodes:
         self._share = slice(rank * batch // world_size, (rank + 1) * batch // world_size)
         self._device = torch.device(device)
         self._grey = image_set.images.to(home(image_set.images, self._device))
-        self.augment = augment
+        self.augment, self.kin = augment, kin
+        if kin and image_set.labels is None:
+            raise UserError(f"data.kin needs labels, and {image_set.name} has none")
         if binarization != "sample" and not augment:  # the same pixels every epoch
             self._grey = binarize(self._grey, binarization)
         self._epoch: tuple[int, Order, Pixels] | None = None
@@ -88,14 +91,20 @@ class TrainingEpisodes:
             self._epoch = None  # let the last one go before the next takes its room
             device = self._grey.device
             shuffle = stream(self.seed, "order", epoch)  # on the CPU: the same on every device
-            if self.image_set.groups is None:
+            if self.kin and self.image_set.labels is not None:
+                count, length = self.steps_per_epoch * self.batch, self.episode_length
+                order = mix_kin(self.image_set.labels, length, count, self.kin, shuffle)
+                order = order.flatten().to(device)
+            elif self.image_set.groups is None:
                 order = torch.randperm(len(self.image_set), generator=shuffle).to(device)
             else:
                 order = cut_paths(self.image_set.groups, self.episode_length, shuffle)
                 order = order.flatten().to(device)
             pixels = self._grey
             if self.augment:
-                pixels = random_affine(pixels, stream(self.seed, "augment", epoch, device=device))
+                labels = self.image_set.labels if self.kin else None
+                noise = stream(self.seed, "augment", epoch, device=device)
+                pixels = random_affine(pixels, noise, None if labels is None else labels.to(device))
             if self.augment or self.binarization == "sample":
                 draws = stream(self.seed, "binarize", epoch, device=device)
                 pixels = binarize(pixels, self.binarization, draws)
@@ -179,6 +188,21 @@ class FixedEpisodes:
         if self.image_set.groups is not None:
             scored = scored.sort().values  # there the order depends on T
         return pixel_hash(self._pixels[scored])
+
+
+def mix_kin(
+    labels: Labels, length: int, count: int, share: float, shuffle: torch.Generator
+) -> Runs:
+    """So many episodes, a share of them of images with one label, the others of any; fewer where
+    labels have not enough images."""
+    labels = labels.cpu()
+    anyhow = torch.randperm(len(labels), generator=shuffle)
+    sorted_by_label = anyhow[labels[anyhow].argsort(stable=True)]
+    kin = sorted_by_label[cut_paths(labels[sorted_by_label], length, shuffle)]
+    kin = kin[: round(share * count)]
+    mixed = torch.randperm(len(labels), generator=shuffle)[: len(labels) // length * length]
+    runs = torch.cat([kin, mixed.view(-1, length)[: count - len(kin)]])
+    return runs[torch.randperm(len(runs), generator=shuffle)]
 
 
 def cut_paths(groups: Labels, length: int, shuffle: torch.Generator) -> Runs:

@@ -43,6 +43,7 @@ def training_episodes(
         seed=config.seed,
         binarization=config.data.binarization,
         augment=config.data.augment == "affine",
+        kin=config.data.kin,
         device=device,
         **share,
     )

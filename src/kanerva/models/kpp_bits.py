@@ -6,7 +6,8 @@
 
 A block has a gist, whole numbers that say what an image looks like, and detail, the image's first
 pixels in an entropy code that sees the gist and the pixels before. Both are in `memory/`: what a
-gist costs (`gist`), what pixels cost (`pixel_code`).
+gist costs (`gist`), what pixels cost (`pixel_code`). An image that is not held reads all blocks at
+once (`kin`).
 
     p(x | M, y) = (1 - e) 1[stored pixels match] p(rest | stored, gist) + e p(x | gist)
 
@@ -19,25 +20,27 @@ import math
 from dataclasses import replace
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from kanerva.config import KppBitsConfig
-from kanerva.distributions import KeyPosterior
 from kanerva.errors import UserError
 from kanerva.memory.codec import BlockCodec, fingerprint
 from kanerva.memory.detail import ALL, MISMATCH, Detail
 from kanerva.memory.fixed_point import BIT, TOTAL, clear_of
 from kanerva.memory.gist import LARGEST, GistPrior, quantise_gist
 from kanerva.memory.heap import Memory
+from kanerva.memory.kin import KinReader
 from kanerva.memory.pixel_code import LEVELS, PixelCode
 from kanerva.memory.writers import GistWriter
-from kanerva.models.base import Handles, Images, LogWeights, all_but_one
+from kanerva.models.base import Handles, Images, LogWeights, Near, all_but_one
 from kanerva.models.kpp import Kpp
 from kanerva.models.terms import ElboTerms
-from kanerva.seeding import Noise, uniform
-from kanerva.shapes import Blocks, Cells, Episode, FeatureMaps, PerImage
+from kanerva.readout import SpatialPrior
+from kanerva.seeding import Noise, as_generator, uniform
+from kanerva.shapes import Blocks, Cells, Episode, FeatureMaps, PerImage, Readout
 
+NEW = 0.25  # p(y = new | M), where anything is held
 _SPREAD = 2.0  # training draws beta from half to twice its default
 _SKETCH = 0.5  # weight of the loss that is the gist's own
 _CHEAP = 1000  # steps in which the price rises: what costs from the start is never used
@@ -64,6 +67,7 @@ class KppBits(Kpp):
             maps=code.maps,
             depth=code.depth,
         )
+        self.kin = KinReader(size)
         self.register_buffer("age", torch.zeros(()))  # steps trained
         self.cap = ALL
 
@@ -75,7 +79,10 @@ class KppBits(Kpp):
     # Training
 
     def forward(self, episode: Episode, generator: Noise = None) -> dict[str, Tensor]:
-        """The sketch's bound; beside it the price of gists and the code of pixels."""
+        """The sketch's bound; beside it the price of gists and the code of pixels.
+
+        Some images of each episode are not written: they are told what the others tell of them.
+        """
         episode = self.as_episodes(episode)
         batch, length = episode.shape[:2]
         features, groups = self.encoder(episode), self.config.code.groups
@@ -87,28 +94,43 @@ class KppBits(Kpp):
         # network nothing, and would stay zero
         blurred = (numbers + noise).clamp(-LARGEST, LARGEST)
         gists = torch.where(chance[..., 3:] < 0.5, quantise_gist(numbers), blurred)
-        # how many groups are held: all, some, or none of what is left unwritten
+        written = self._choose_written(batch, length, generator)
         some = 1 + (chance[..., 1] * (groups - 1)).floor()
-        kept = torch.where(chance[..., 2] < _SHORT, some, groups)
-        left = max(1, round(self.config.memory.unwritten * length))
-        written = torch.arange(length, device=self.device) < length - left
-        kept = kept * written
+        kept = torch.where(chance[..., 2] < _SHORT, some, groups) * written
         blocks = self.writer.blocks(gists, kept)
-        cells = self.placement.place(None, batch, length, generator, self.device)
-        free = self.config.memory.capacity - written.sum().float().expand(batch)
-        keys = self.placement.posterior(cells, written.expand(batch, -1), free)
-        maps = self.placement.grid.paste(blocks, cells)
+        told = self.kin(blocks.flatten(2), written).unflatten(-1, self.writer.shape)
+        traces = torch.where(written[..., None, None, None], blocks, told[:, None])
+        reading = self.readout(traces, features, generator=generator)
+        likelihood = self.log_likelihood(reading.readout, episode)
         price = self.prior.nats(numbers.flatten(0, 1), blurred.flatten(0, 1))
-        price = price.unflatten(0, (batch, length))
         held = torch.arange(groups, device=self.device) < kept[..., None]
+        price = (price.unflatten(0, (batch, length)) * held).sum(dim=-1)
         self.age += 1
         beta = self.config.code.beta * _SPREAD**rate * (self.age / _CHEAP).clamp(max=1)
-        losses = [(beta * (price * held).sum(dim=-1)).mean()]
-        readout = self.read_maps(maps, keys.mean).mean
-        sketch = -self.likelihood.log_prob(self.decoder(readout), episode)
-        losses.append(_SKETCH * (sketch * written).mean())
-        losses.append(self._pixel_nats(blocks, episode).mean())
-        return self.objective(episode, features, maps, keys, generator, *losses)
+        means = self.readout(traces, sample=False).readout
+        sketch = -self.likelihood.log_prob(self.decoder(means), episode) * written
+        pixels = self._pixel_nats(traces, episode)
+        key = self._key_costs(written.sum(dim=1), written)
+        terms = ElboTerms(likelihood, reading.kl, key.to(likelihood.dtype))
+        auxiliary = (beta * price + _SKETCH * sketch + pixels).mean()
+        return terms.by_name() | {"auxiliary": auxiliary}
+
+    def _choose_written(self, batch: int, length: int, generator: Noise) -> Bool[Tensor, "B T"]:
+        """The first images of each episode: in half of the episodes nearly all, in the others any
+        number."""
+        chance = uniform((batch, 2), generator, self.device)
+        most = length - max(1, round(self.config.memory.unwritten * length))
+        count = torch.where(chance[:, 0] < 0.5, most, (chance[:, 1] * length).floor())
+        return torch.arange(length, device=self.device) < count[:, None]
+
+    def _key_costs(
+        self, held: Int[Tensor, " B"], written: Bool[Tensor, "B T"]
+    ) -> Float[Tensor, "B T"]:
+        """-ln p(y | M): new with a stated probability, else any of what is held; certain where
+        nothing is."""
+        held = held[:, None].double()
+        new = torch.where(held > 0, -math.log(NEW), 0.0)
+        return torch.where(written, held.log() - math.log(1 - NEW), new)
 
     def _pixel_nats(self, blocks: Blocks, episode: Episode) -> PerImage:
         """-ln p(x | gist) of every image, with gradients."""
@@ -199,10 +221,10 @@ class KppBits(Kpp):
             terms = self._terms_at(batch, batch.slots_of(at), episode)
         else:
             best = self.score_cues(memory, images).argmax(dim=-1)
-            held, nowhere = self._terms_at(batch, best, episode), self._unwritten(batch, episode)
+            held, new = self._terms_at(batch, best, episode), self._terms_new(batch, episode)
             nothing = (batch.require_slots() < 0).all(dim=1, keepdim=True)
-            choose = (nowhere.nll_nats < held.nll_nats) | nothing
-            pairs = zip(nowhere.by_name().values(), held.by_name().values(), strict=True)
+            choose = (new.nll_nats < held.nll_nats) | nothing
+            pairs = zip(new.by_name().values(), held.by_name().values(), strict=True)
             terms = ElboTerms(*[torch.where(choose, *pair) for pair in pairs])
         return terms if images.ndim == 5 else terms[0]
 
@@ -215,7 +237,7 @@ class KppBits(Kpp):
         gists = blocks.flatten(2).flatten(0, 1)[:, : self.prior.numbers]
         bits = self.prior.costs(gists).sum(dim=-1).double().unflatten(0, episode.shape[:2]) / BIT
         score = self._log_pixels(blocks, episode).sum(dim=-1)
-        key = torch.full_like(score, math.log(self.config.memory.capacity))
+        key = torch.full_like(score, math.log(episode.shape[1]) - math.log(1 - NEW))
         return ElboTerms(score, math.log(2) * bits, key)
 
     def _terms_at(self, memory: Memory, cells: Cells, episode: Episode) -> ElboTerms:
@@ -230,17 +252,24 @@ class KppBits(Kpp):
         other = nats.sum(dim=-1) + math.log(MISMATCH)
         known = torch.logaddexp(rest.masked_fill(~matches, -torch.inf), other)
         score = torch.where(detail.stored > 0, known, nats.sum(dim=-1))
-        return self._as_terms(score, self.keys_at(memory, cells))
+        count = (memory.require_slots() >= 0).sum(dim=1)
+        key = self._key_costs(count, torch.ones_like(matches))
+        return ElboTerms(score, torch.zeros_like(score), key)
 
-    def _unwritten(self, memory: Memory, episode: Episode) -> ElboTerms:
-        """Of images that are not in a memory: they look into a free cell."""
-        return self._told_nothing(episode, (memory.require_slots() < 0).sum(dim=1))
+    def _terms_new(self, memory: Memory, episode: Episode) -> ElboTerms:
+        """Of images that are not in a memory: told what all it holds tells of them."""
+        traces = self._tell_new(memory)[:, None].expand(-1, episode.shape[1], -1, -1, -1)
+        score = self._log_pixels(traces, episode).sum(dim=-1)
+        count = (memory.require_slots() >= 0).sum(dim=1)
+        key = self._key_costs(count, torch.zeros_like(score, dtype=torch.bool))
+        return ElboTerms(score, torch.zeros_like(score), key)
 
-    def _told_nothing(self, episode: Episode, free: Int[Tensor, " B"]) -> ElboTerms:
-        nothing = torch.zeros(*episode.shape[:2], *self.writer.shape, device=self.device)
-        key = math.log(self.config.memory.capacity) - free.double().log()
-        score = self._log_pixels(nothing, episode).sum(dim=-1)
-        return ElboTerms(score, torch.zeros_like(score), key[:, None].expand_as(score))
+    def _tell_new(self, memory: Memory) -> Float[Tensor, "B Cm h w"]:
+        """The trace that a new image reads."""
+        held = memory.require_slots() >= 0
+        every = torch.arange(held.shape[1], device=self.device).expand(len(held), -1)
+        blocks = self.placement.grid.read(memory.map, every)
+        return self.kin(blocks.flatten(2), held).unflatten(-1, self.writer.shape)
 
     def _log_pixels(self, blocks: Blocks, episode: Episode) -> Float[Tensor, "B T n"]:
         """ln p of every pixel given the gist and the pixels before it, from the very tables that
@@ -250,17 +279,63 @@ class KppBits(Kpp):
         share = torch.where(pixels.flatten(1) > 0.5, counts, TOTAL - counts).double() / TOTAL
         return share.log().unflatten(0, episode.shape[:2])
 
-    def _as_terms(self, score: PerImage, keys: KeyPosterior) -> ElboTerms:
-        return ElboTerms(score, torch.zeros_like(score), keys.kl_to_prior().to(score.dtype))
-
+    @torch.no_grad()
     def left_out(self, images: Images, *, generator: Noise = None) -> ElboTerms:
-        """Each image scored in the memory of the rest of its episode (a control): what is not
-        written is told nothing, whatever the rest."""
+        """Each image scored in the memory of the rest of its episode (a control)."""
         episode = self.as_pixels(images)
-        rest = self.config.memory.capacity - all_but_one(episode.shape[1], self.device).shape[1]
+        rest = all_but_one(episode.shape[1], self.device)
         self.placement.require_room(episode.shape[1])
-        terms = self._told_nothing(episode, torch.full((len(episode),), rest, device=self.device))
-        return terms if images.ndim == 5 else terms[0]
+        blocks = self.blocks(episode, self.encoder(episode))[:, rest].flatten(0, 1)
+        places = torch.arange(rest.shape[1], device=self.device).expand(len(blocks), -1)
+        memory = super()._empty(len(blocks)).malloc(blocks, places)
+        terms = self._terms_new(memory, episode.flatten(0, 1)[:, None])
+        return terms.view(tuple(images.shape[:-3]))
+
+    # Generate
+
+    @torch.no_grad()
+    def generate(
+        self,
+        memory: Memory | None,
+        num_samples: int,
+        *,
+        near: Near | None = None,
+        sample_pixels: bool = False,
+        generator: Noise = None,
+    ) -> Float[Tensor, "*B T C H W"]:
+        """New images like what is held: z from p(z | M, new), decoded to expected pixels; or, with
+        `sample_pixels`, pixels one after another from the code. `near=(key, spread)` reads blocks
+        around a key instead."""
+        memory = self.require_memory(memory)
+        self.check_samples(num_samples, near)
+        self.as_maps(memory)
+        if near is not None:
+            return super().generate(
+                memory, num_samples, near=near, sample_pixels=sample_pixels, generator=generator
+            )
+        told = self._tell_new(memory.as_batch())[:, None]
+        traces = told.expand(-1, num_samples, -1, -1, -1)
+        if sample_pixels:
+            images = self._sample_code(traces, generator)
+        else:
+            readout = SpatialPrior(self.readout, traces).sample(generator)
+            images = self.likelihood.mean(self.decoder(readout))
+        return images if memory.is_batch else images[0]
+
+    def sample_pixels(self, readout: Readout, generator: Noise = None) -> Episode:
+        """Of the sketch: the code of pixels sees blocks, not z."""
+        return self.likelihood.sample(self.decoder(readout), as_generator(generator))
+
+    def _sample_code(self, traces: Blocks, generator: Noise) -> Episode:
+        """A draw of every pixel in turn."""
+        noise = as_generator(generator)
+
+        def draw(_: int, counts: Int[Tensor, " N"]) -> Tensor:
+            chance = torch.rand(counts.shape, generator=noise, device=counts.device)
+            return chance < counts / TOTAL
+
+        pixels = self.pixel_code.follow(traces.flatten(2).flatten(0, 1), draw)
+        return pixels[:, None].unflatten(0, traces.shape[:2])
 
     def permuted(self, images: Images, *, generator: Noise = None) -> ElboTerms:
         memory, length = self.write(images, generator=generator), images.shape[-4]
