@@ -25,6 +25,7 @@ NAMES = {  # name of the experiment: its file; in the paper's order, then beyond
     "read-steps": "read_steps",
     "temporal-shift": "temporal_shift",
     "few-shot": "few_shot",
+    "lossless": "lossless",
 }
 
 __all__ = ["NAMES", "Experiment", "Finding", "Lab", "experiment"]
