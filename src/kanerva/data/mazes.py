@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from kanerva.data.array_files import damage_named, read_npy
 from kanerva.data.image_set import ImageSet
 from kanerva.data.images import split_of
 from kanerva.data.maze_rendering import SIDE, Frames, render, unpack
@@ -89,13 +90,14 @@ def read_mazes(path: Path, split: str) -> ImageSet:
     """One split of such a file, checked against its seal."""
     again = f"move {path} away and run `kanerva data fetch mazes`"
     try:
-        tensors, about = read_tensors(path)
+        tensors, about = read_tensors(path, sealed=lambda about: True)
     except UserError as error:
         raise UserError(f"{error}: {again}") from error
     if about.get("what") != "kanerva mazes" or split not in tensors:
         raise UserError(f"{path} holds no mazes for {split}: {again}")
-    parts = tensors[split].split(tensors[f"{split}_sizes"].tolist())
-    return as_set("mazes", split, [unpack(part.numpy().tobytes()) for part in parts])
+    with damage_named(path, f"a file of mazes for {split}", f": {again}"):
+        parts = tensors[split].split(tensors[f"{split}_sizes"].tolist())
+        return as_set("mazes", split, [unpack(part.numpy().tobytes()) for part in parts])
 
 
 def as_set(name: str, split: str, paths: list[np.ndarray]) -> ImageSet:
@@ -153,18 +155,16 @@ def find_arrays(folder: Path) -> dict[str, Path]:
 
 def read_frames(path: Path) -> Frames:
     """The frames of one array, whichever way round its colours are."""
-    try:
-        frames = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise UserError(f"{path}: not an array that can be read without pickle") from error
-    if isinstance(frames, np.ndarray) and frames.dtype == np.uint8 and len(frames.shape) == 4:
+    with damage_named(path, "an array that can be read without pickle"):
+        frames = read_npy(path)
+    if frames.dtype == np.uint8 and len(frames.shape) == 4:
         if frames.shape[1:] == (3, SIDE, SIDE):
             frames = frames.transpose(0, 2, 3, 1)
         if frames.shape[1:] == (SIDE, SIDE, 3) and len(frames):
             return frames
-    found = f"{frames.dtype} {frames.shape}" if isinstance(frames, np.ndarray) else "an archive"
     raise UserError(
-        f"{path}: {found}, where frames are uint8 (N, {SIDE}, {SIDE}, 3) or (N, 3, {SIDE}, {SIDE})"
+        f"{path}: {frames.dtype} {frames.shape}, where frames are uint8 (N, {SIDE}, {SIDE}, 3) or "
+        f"(N, 3, {SIDE}, {SIDE})"
     )
 
 
