@@ -1,12 +1,17 @@
 """Grids of images as PNG, with the rows named."""
 
 import io
+from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from matplotlib.figure import Figure
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
+
+from kanerva.errors import UserError
+from kanerva.plain_files import reason, write_whole
 
 _FRAME, _PAPER, _RULE, _INK = 2, (255, 255, 255), (208, 208, 208), (40, 40, 40)
 Pictures = Float[Tensor, "_ C H W"]
@@ -72,6 +77,19 @@ def as_picture(figure: Figure, dpi: int = 110) -> Image.Image:
     buffer = io.BytesIO()
     figure.savefig(buffer, dpi=dpi)
     return Image.open(buffer).convert("RGB")
+
+
+def write_picture(picture: Image.Image | Figure, path: Path, **options: Any) -> None:
+    """A file in the format of its ending, all of it or nothing."""
+    buffer = io.BytesIO()
+    save = picture.savefig if isinstance(picture, Figure) else picture.save
+    try:
+        save(buffer, format=Image.registered_extensions()[path.suffix.lower()], **options)
+    except KeyError as error:
+        raise UserError(f"cannot write {path}: unknown kind of picture; name it .png") from error
+    except (OSError, ValueError) as error:  # Pillow's, of a format that does not hold such pixels
+        raise UserError(f"cannot write {path}: {reason(error)}") from error
+    write_whole(path, buffer.getvalue())
 
 
 def map_with_thumbnails(

@@ -76,7 +76,7 @@ def run(options: dict[str, Any], words: list[str]) -> int:
     what = options["what"]
     if what == "evaluation" and options["run"] is None:
         raise UserError("bench evaluation needs --run: the run to score")
-    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+    if os.environ.get("WORLD_SIZE", "1") != "1":
         raise UserError("bench measures one process: start it without torchrun")
     if what != "evaluation":
         configs = make_configs(options, "cpu")  # finds mistakes before torch is loaded

@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from kanerva.config.checks import require_not_negative, require_positive, require_share
+from kanerva.config.checks import DEPTH, require_not_negative, require_positive, require_share
 from kanerva.errors import UserError
 
 # The paper's networks, which rivals share
@@ -87,7 +87,8 @@ class DecoderConfig:
     """Doublings of the side. ours"""
 
     def __post_init__(self) -> None:
-        require_positive(self, "base", "layers")
+        require_positive(self, "base")
+        require_positive(self, "layers", most=16)  # each doubles the side
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +132,8 @@ class KppEncoderConfig:
     """Residual blocks at each of the two resolutions."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "width", "depth")
+        require_positive(self, "width")
+        require_positive(self, "depth", most=DEPTH)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,8 +170,9 @@ class KppDecoderConfig:
     """Features of each pixel in that context."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "base", "depth", "near_width")
-        require_not_negative(self, "neighbours")
+        require_positive(self, "base", "near_width")
+        require_positive(self, "depth", most=DEPTH)
+        require_not_negative(self, "neighbours", most=DEPTH)
 
 
 @dataclass(frozen=True, kw_only=True)

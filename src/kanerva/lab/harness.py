@@ -27,6 +27,7 @@ from kanerva.errors import UserError
 from kanerva.evaluation.records import write_record
 from kanerva.models.base import MemoryModel
 from kanerva.models.loading import load
+from kanerva.pictures import write_picture
 from kanerva.presets import preset
 from kanerva.provenance import commit, device_name, versions
 from kanerva.seeding import stream
@@ -263,15 +264,13 @@ def save_pictures(finding: Finding, out: Path, name: str) -> list[str]:
         out.mkdir(parents=True, exist_ok=True)
         for part, picture in finding.pictures.items():
             path = out / f"{'-'.join(filter(None, [name, part]))}.png"
-            if isinstance(picture, Figure):
-                picture.savefig(path, dpi=110)
-            else:
-                picture.save(path)
+            write_picture(picture, path, **({"dpi": 110} if isinstance(picture, Figure) else {}))
             files.append(path.name)
         for part, frames in finding.films.items():
             path = out / f"{'-'.join(filter(None, [name, part]))}.gif"
             first, *rest = frames
-            first.save(path, save_all=True, append_images=rest, duration=500, loop=0)
+            film = {"save_all": True, "append_images": rest, "duration": 500, "loop": 0}
+            write_picture(first, path, **film)
             files.append(path.name)
     except OSError as error:
         raise UserError(f"cannot write to {out}: {error.strerror}") from error
