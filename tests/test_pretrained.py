@@ -29,11 +29,12 @@ from kanerva.files import read_tensors
 from kanerva.lab import ship as shipping
 from kanerva.lab.card import card
 from kanerva.lab.quote import quoted
-from kanerva.lab.ship import CARD, MOST, RECORD, digest, halved, save_halved, ship
+from kanerva.lab.ship import CARD, MOST, RECORD, halved, save_halved, ship
 from kanerva.models import build, loading
 from kanerva.models.base import MemoryModel
 from kanerva.models.checkpoint_io import CONFIG, WEIGHTS
 from kanerva.models.loading import PRETRAINED, load, shipped, shipped_folder, shipped_versions
+from kanerva.plain_files import file_digest
 from kanerva.presets import preset, with_options
 from kanerva.runs import read_run_config
 from kanerva.training.loop import train
@@ -113,7 +114,7 @@ def test_a_card_is_its_record_and_the_record_is_of_these_files(name: str):
     assert record["split"] == "test" and not record["partial"]
     assert record["shipped"]["name"] in (name, name.rpartition("-")[0])
     for file, sha256 in record["shipped"]["sha256"].items():
-        assert digest(folder / file) == sha256, file
+        assert file_digest(folder / file) == sha256, file
 
 
 @pytest.mark.parametrize("name", NAMES)

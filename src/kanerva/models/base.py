@@ -28,6 +28,7 @@ Observed = Float[Tensor, "*B T H W"]  # 1 where a pixel of a cue is visible, els
 Near = tuple[Float[Tensor, "*key"], float]  # a key, and how far around it
 Handles = Int[Tensor, "*B T"] | list[int]
 LogWeights = Callable[[], PerImage]  # a log-weight of each image, of new latents at each call
+MOST_NUMBERS = 2**26  # in the pixels of samples that are drawn together
 M = TypeVar("M", bound="MemoryModel")  # not Self: beartype checks methods one by one
 
 
@@ -216,7 +217,7 @@ class MemoryModel(
                 f"expected images (T, C, H, W) or (B, T, C, H, W) with (C, H, W) = "
                 f"{self.config.image}, got {tuple(images.shape)}"
             )
-        if images.shape[-4] == 0:
+        if 0 in images.shape[:-3]:
             raise UserError("an episode needs at least one image, got none")
         if images.dtype == torch.uint8:
             if self.config.likelihood == "bernoulli":
@@ -228,6 +229,9 @@ class MemoryModel(
         if not images.is_floating_point():
             raise UserError(f"expected float images on [0, 1] or uint8, got {images.dtype}")
         images = images.float()
+        steps = self.training and torch.is_grad_enabled()  # which skip such images by their loss
+        if not steps and not images.isfinite().all():
+            raise UserError("images hold numbers that are not finite")
         return images if images.ndim == 5 else images[None]
 
     def as_pixels(self, images: Images) -> Episode:
@@ -284,6 +288,9 @@ class MemoryModel(
         """Refuse what `generate` cannot draw."""
         if num_samples < 1:
             raise UserError(f"num_samples must be at least 1, got {num_samples}")
+        if num_samples * math.prod(self.config.image) > MOST_NUMBERS:
+            most = MOST_NUMBERS // math.prod(self.config.image)
+            raise UserError(f"{num_samples} samples are too many at once: at most {max(most, 1)}")
         if near is not None and not self.has_keys:
             raise UserError(f"{self.config.name} has no keys: there is nothing to be near to")
         if near is not None and tuple(near[0].shape) != self.key_shape:
