@@ -94,13 +94,13 @@ def test_8_every_model_can_be_measured_without_memory():
         assert {k: v.shape for k, v in expected.items()} == {k: v.shape for k, v in real.items()}
 
 
-LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
-    f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True)
+LAUGHS = "- &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"- &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True)
 )
 
 
 def test_8_aliases_do_not_multiply(tmp_path: Path):
-    for content in (LAUGHS, LAUGHS + "preset: *i\n", "model: kpp\nx: &x {y: 1}\nmemory: *x\n"):
+    for content in (LAUGHS, f"model: kpp\npreset:\n{LAUGHS}", "model: &x kpp\npreset: *x\n"):
         refused(content, tmp_path / "config.yaml", config_from_yaml)
 
 
