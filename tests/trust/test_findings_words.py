@@ -14,6 +14,7 @@ from kanerva.cli import main
 from kanerva.config import KppConfig, RunConfig, model_from_dict, run_from_dict, to_dict
 from kanerva.errors import UserError
 from kanerva.evaluation.records import check_record, read_record
+from kanerva.evaluation.report import table
 from kanerva.models.loading import PRETRAINED, load
 from kanerva.plain_files import MAX_YAML, read_json, read_yaml
 from kanerva.runs import config_from_yaml
@@ -187,6 +188,27 @@ def test_12_a_record_without_a_nested_key_is_one_line(tmp_path: Path, key: str):
         refused(json.dumps(record), tmp_path / "r.json", read_record)
     del part[name]
     refused(json.dumps(record), tmp_path / "r.json", read_record)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"familiarity": {}},
+        {"places": {}},
+        {"generation": {"a_nearest": 1.0}},
+        {"full_bound": {"nll_nats": 1.0, "bits_per_dim": 1.0}},
+        {"T": 0},
+        {"other_binarizations": {"threshold": {}}},
+        {"iwae": {}},
+    ],
+    ids=str,
+)
+def test_12_a_record_that_could_not_be_printed_is_one_line(tmp_path: Path, change: dict):
+    record = json.loads((PRETRAINED / "mnist-1" / "evaluation.json").read_text())
+    refused(json.dumps(record | change), tmp_path / "r.json", lambda p: table(read_record(p)))
+    blank = {key: None for key in change if key != "T"}
+    (tmp_path / "r.json").write_text(json.dumps(record | blank | {"steps": None}))
+    table(read_record(tmp_path / "r.json"))
 
 
 @pytest.mark.parametrize("group", ["memory", "readout", "decoder", "likelihood", "encoder"])

@@ -72,6 +72,22 @@ class Controls:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Familiarity:
+    """How well written images are told from others."""
+
+    auroc: float
+    n_written: int
+    n_unwritten: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Places:
+    """Whether like lies beside like."""
+
+    ratio: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Record:
     """An evaluation. What has a default may be missing from its file."""
 
@@ -106,8 +122,8 @@ class Record:
     iwae: Iwae | None = None
     kl_over_T: Total | None = None
     other_binarizations: dict[str, Terms] | None = None
-    familiarity: dict[str, float] | None = None
-    places: dict[str, float] | None = None
+    familiarity: Familiarity | None = None
+    places: Places | None = None
     generation: dict[str, float] | None = None
     file_bits: float | None = None
     efficiency: float | None = None
@@ -143,6 +159,10 @@ def check_record(record: Any, where: str) -> Record:
     found = _build(Record, record, where)
     if (found.config is None) != (found.retired is not None):
         raise UserError(f"{where}: a record has a config, or says by `retired` why it has none")
+    nearest = {name for name in found.generation or {} if name.endswith("_nearest")}
+    grey = {name.replace("_nearest", "_grey") for name in nearest} - (found.generation or {}).keys()
+    if found.T < 1 or grey or (found.full_bound is not None and found.bound.kl_m is None):
+        raise UserError(f"{where} is not a whole record: T, generation or bound.kl_m")
     return found
 
 
