@@ -4,10 +4,11 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 from torch import Tensor
 
 from kanerva.errors import UserError
@@ -38,10 +39,15 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], about: dict[str, str])
 
 def _in_order(content: bytes) -> bytes:
     """A safetensors file whose header is sorted: safetensors leaves the order to chance."""
-    start = 8 + int.from_bytes(content[:8], "little")
-    header = json.dumps(json.loads(content[8:start]), sort_keys=True, separators=(",", ":"))
+    header = json.dumps(_header(content), sort_keys=True, separators=(",", ":"))
     padded = header + " " * (-len(header) % 8)
+    start = 8 + int.from_bytes(content[:8], "little")
     return len(padded).to_bytes(8, "little") + padded.encode() + content[start:]
+
+
+def _header(content: bytes) -> dict[str, Any]:
+    """What a safetensors file says of itself: JSON, after its length."""
+    return json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
 
 
 def read_tensors(
@@ -50,14 +56,12 @@ def read_tensors(
     """Tensors and what was said about them, checked against the digest. Files from elsewhere have
     none; where `sealed` tells by what is said that this one had, it must be there."""
     try:
-        with open_regular(path):
-            pass  # safetensors reports a file it may not read as missing
-        with safe_open(path, framework="pt") as file:
-            about = dict(file.metadata() or {})
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        with open_regular(path) as file:  # once: its name may stand for another file a moment later
+            content = file.read()
+        tensors, about = load(content), _header(content).get("__metadata__", {})
     except FileNotFoundError as error:
         raise UserError(f"no such file: {path}") from error
-    except (SafetensorError, OSError, ValueError) as error:
+    except Exception as error:  # of every kind, from safetensors and torch
         raise UserError(f"{path} is damaged or unreadable: {reason(error)}") from error
     seal = about.pop("sha256", None)
     if seal is None and sealed(about):

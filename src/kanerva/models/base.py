@@ -5,7 +5,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from huggingface_hub import PyTorchModelHubMixin
@@ -20,6 +20,7 @@ from kanerva.memory.heap import Memory
 from kanerva.memory.quantise import bits, quantise
 from kanerva.models.checkpoint_io import CARD, load_pretrained, save_weights
 from kanerva.models.terms import ElboTerms
+from kanerva.plain_files import reason, write_whole
 from kanerva.seeding import Noise, as_generator
 from kanerva.shapes import Episode, PerImage, Readout
 
@@ -310,6 +311,28 @@ class MemoryModel(
 
     # Weights are two files, model.safetensors and config.json, here and on the Hub;
     # `save_pretrained` adds a card.
+
+    def save_pretrained(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self,
+        save_directory: str | Path,
+        *,
+        repo_id: str | None = None,
+        push_to_hub: bool = False,
+        **options: Any,
+    ) -> str | None:
+        """As the mixin has it, but that would begin by removing the config.json that is there.
+        `options` are `push_to_hub`'s."""
+        folder = Path(save_directory)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"cannot write {folder}: {reason(error)}") from error
+        self._save_pretrained(folder)
+        if not (folder / "README.md").exists():
+            card = self.generate_model_card(**options.get("model_card_kwargs", {}))
+            write_whole(folder / "README.md", str(card))
+        name = repo_id or folder.name
+        return self.push_to_hub(name, **options) if push_to_hub else None
 
     def _save_pretrained(self, save_directory: Path) -> None:
         save_weights(self, save_directory)
