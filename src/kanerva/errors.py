@@ -9,6 +9,10 @@ def printable(text: str) -> str:
 class UserError(ValueError):
     """Bad input or environment: the message names the thing received and what to do (exit 2)."""
 
+    def __init__(self, message: object) -> None:
+        """One line, whatever it quotes."""
+        super().__init__(printable(" ".join(str(message).splitlines())))
+
 
 class NumbersWentBad(ArithmeticError):
     """Training met non-finite numbers ten steps in a row (exit 3)."""

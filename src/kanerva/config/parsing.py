@@ -116,6 +116,8 @@ def unknown_option(
 def _build(cls: type[C], data: dict[str, Any], where: str, **given: Any) -> C:
     """A dataclass from a mapping of known options; a value of the wrong type is named."""
     hints = get_type_hints(cls)
+    for name in data.keys() - set(_fields(cls)):  # of an empty group: it has no flat name
+        raise UserError(f"{where}: unknown option {shown(name)}")
     return cls(**given, **{k: coerce(hints[k], v, f"{where}: {k}") for k, v in data.items()})
 
 

@@ -34,8 +34,9 @@ def damage_named(path: Path, what: str, remedy: str = "") -> Iterator[None]:
 @contextmanager
 def open_array(path: Path, name: str) -> Iterator[tuple[Stream, tuple[int, ...], np.dtype]]:
     """One array of an npz: its bytes, to be read on, its shape and its type."""
-    with zipfile.ZipFile(path) as archive, archive.open(f"{name}.npy") as member:
-        yield member, *read_header(member)
+    with open_regular(path) as file, zipfile.ZipFile(file) as archive:
+        with archive.open(f"{name}.npy") as member:
+            yield member, *read_header(member)
 
 
 def read_header(file: Stream) -> tuple[tuple[int, ...], np.dtype]:

@@ -30,6 +30,7 @@ from kanerva.data.image_set import ImageSet
 from kanerva.data.packing import Packed, Packing, packed, packed_files, state_of
 from kanerva.data.picture_files import channels_first, image_files, open_picture
 from kanerva.errors import UserError
+from kanerva.plain_files import open_regular
 from kanerva.seeding import stream
 
 SIZES = {"imagenet32": 32, "imagenet64": 64}
@@ -194,8 +195,8 @@ def _labels(path: Path, count: int) -> np.ndarray:
 
 
 def _has_labels(path: Path) -> bool:
-    with damage_named(path, "readable as downsampled ImageNet"), zipfile.ZipFile(path) as archive:
-        return "labels.npy" in archive.namelist()
+    with damage_named(path, "readable as downsampled ImageNet"), open_regular(path) as file:
+        return "labels.npy" in zipfile.ZipFile(file).namelist()
 
 
 @contextmanager

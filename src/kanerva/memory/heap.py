@@ -140,7 +140,8 @@ class Memory:
     def slot_of(self, handle: int) -> int:
         """The cell in which a handle's block lies."""
         owners = self._require_one()
-        found = (owners == handle).nonzero() if 0 <= handle < self.issued else []
+        known = handle if 0 <= handle < self.issued else self.issued  # a number that tensors hold
+        found = (owners == known).nonzero()
         if len(found) == 0:
             raise UserError(f"handle {handle} is not held: it was freed, or never given out")
         return int(found[0, 0])
@@ -266,7 +267,7 @@ class Memory:
             memory = cls(map, tensors.get("owners"), issued)
             _check_file(memory, tensors, tuple(shape))
             between = about.get("disjoint") == "false" and not memory._lies_in_cells(tensors)
-        except (KeyError, ValueError, RuntimeError, TypeError, RecursionError) as error:
+        except (LookupError, ValueError, RuntimeError, TypeError) as error:
             raise UserError(f"{path} is a damaged memory: {reason(error)}") from error
         if between:
             raise UserError(f"{path} holds blocks between cells: read it with kanerva 0.1")
