@@ -34,6 +34,7 @@ from kanerva.data import celeba, cifar10, mazes
 from kanerva.data.idx import load_idx_set
 from kanerva.data.images import load_folder, load_images
 from kanerva.data.loading import load as load_data
+from kanerva.errors import UserError
 from kanerva.evaluation.costs import gather_training_facts
 from kanerva.evaluation.records import read_record
 from kanerva.evaluation.report import table
@@ -242,7 +243,8 @@ def _sets(root: Path, data: Path) -> list[Kind]:
 
     def read_idx_set(folder: Path) -> Any:
         found = mnist(folder)
-        assert found is not None
+        if found is None:
+            raise UserError("not there")
         return [found.images, found.labels]
 
     for kind in ("images-idx3", "labels-idx1"):

@@ -99,7 +99,9 @@ class Chain:
     def run(self, kills: int, seed: int = 0) -> list[Outcome]:
         dice, run = random.Random(seed), self.place / "killed"
         self.measure()
-        for number in range(kills):
+        number = done = 0
+        while done < kills and number < 3 * kills:
+            number += 1
             moment = dice.uniform(0, self.seconds) if number % 2 else None
             at = 0 if moment is not None else dice.randint(1, max(2, self.operations // 2))
             code = child(self.config, run, self.data, at, moment)
@@ -110,6 +112,7 @@ class Chain:
             elif code == 0:
                 self.finish(number, run)
             else:
+                done += 1
                 self.found.append(Outcome(number, "killed"))
         if run.exists():
             self.finish(kills, run)

@@ -109,7 +109,7 @@ def forged(change: str, tensors: dict[str, Tensor], about: dict[str, str]) -> No
         kinds = {"nan": torch.float32, "bool": torch.bool, "complex": torch.complex64}
         tensors["map"] = tensors["map"].to(kinds.get(change, torch.int64))
         if change == "nan":
-            tensors["map"][0, 0, 0] = torch.nan
+            tensors["map"].flatten()[0] = torch.nan
     else:
         key, _, value = change.partition("=")
         about[key] = value

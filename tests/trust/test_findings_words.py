@@ -222,6 +222,14 @@ def test_12_a_config_of_version_1_that_is_not_whole_is_one_line(group: str):
             model_from_dict(content | {group: value})
 
 
+def test_12_an_empty_group_that_is_none_of_ours_is_one_line():
+    for group in ("memory", "optim"):
+        content = to_dict(RunConfig())
+        content[group]["nothing"] = {}
+        with pytest.raises(UserError, match="unknown option 'nothing'"):
+            run_from_dict(content)
+
+
 # 12: words and the environment
 
 
