@@ -60,6 +60,9 @@ def check_same_run(run: Path, was: RunConfig, now: RunConfig) -> None:
 @contextmanager
 def locked(run: Path) -> Iterator[None]:
     """Keep other processes out of a run folder while one trains in it; a kill lets go."""
+    for name in ("checkpoints", "samples"):
+        if (run / name).is_symlink():
+            raise UserError(f"{run / name} is a link, and a run writes into its own folder only")
     handle = os.open(run / "checkpoints", os.O_RDONLY)
     try:
         with suppress(OSError):  # where there are no locks all are let in

@@ -10,7 +10,7 @@ import struct
 import tarfile
 import zipfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -184,8 +184,9 @@ def hostile_cases(kinds: list[Kind], data: Path) -> list[Case]:
         for option in ("preset", "variant"):
             cases.append(Case(f"{option} {name!r}", config, _named(option, name)))
     run = Kind("run", config.folder, "config.yaml", lambda f: train(
-        CONFIG, f, resume=True, data_root=data, accelerator="cpu"))  # fmt: skip
+        replace(CONFIG, steps=8), f, resume=True, data_root=data, accelerator="cpu"))  # fmt: skip
     links = [
+        "checkpoints",
         "metrics.csv",
         "log.txt",
         "config.yaml",

@@ -217,6 +217,18 @@ def test_13_links_in_a_run_folder_are_not_followed(
     assert {path: path.read_bytes() for path in outside.iterdir()} == before
 
 
+@pytest.mark.parametrize("name", ["samples", "checkpoints"])
+def test_13_a_folder_of_a_run_that_is_a_link_is_refused(
+    run: Path, small_run: RunConfig, mnist_root: Path, tmp_path: Path, name: str
+):
+    (run / name).rename(tmp_path / "outside")
+    (run / name).symlink_to(tmp_path / "outside")
+    before = sorted(path.name for path in (tmp_path / "outside").rglob("*"))
+    with pytest.raises(UserError, match=f"{name} is a link"):
+        train(small_run, run, resume=True, data_root=mnist_root)
+    assert sorted(path.name for path in (tmp_path / "outside").rglob("*")) == before
+
+
 def test_13_a_checkpoint_that_is_a_link_can_be_replaced(
     run: Path, small_run: RunConfig, mnist_root: Path, tmp_path: Path
 ):
