@@ -26,6 +26,7 @@ from kanerva.evaluation.uses import measure_familiarity, measure_generation, mea
 from kanerva.models.base import MemoryModel
 from kanerva.models.kpp import Kpp
 from kanerva.models.loading import checkpoint_folder
+from kanerva.plain_files import require_name
 from kanerva.provenance import command, commit, device_name, versions
 from kanerva.runs import read_run_config
 
@@ -54,6 +55,7 @@ def evaluate(
     `memory_dtype` rounds every memory after it was written; `resized` scores the same weights in a
     memory of another size. The model given and torch's own generator stay as they are.
     """
+    require_name(variant or "none", "--variant")
     trained, facts = read_run_config(run), gather_training_facts(run)
     if model.config != trained.model:
         raise UserError(f"{run / 'config.yaml'} does not describe the checkpoint: one was altered")

@@ -18,13 +18,16 @@ from PIL import Image
 from torch import Tensor
 
 from kanerva.errors import UserError
-from kanerva.files import read_tensors, write_tensors
+from kanerva.files import FLOATS, read_tensors, require_tensor, write_tensors
 from kanerva.memory.grid import Grid
 from kanerva.memory.quantise import pack, quantise, unpack
+from kanerva.plain_files import reason, shown
 from kanerva.shapes import Blocks, Cells
 
 # 1: a float32 map, no slots. 2: with points and blocks of slots, which follow from the grid.
 _FORMAT, _OLDER = "kanerva-memory-3", ("kanerva-memory-1", "kanerva-memory-2")
+_STORED = (torch.float32, torch.bfloat16, torch.int8, torch.uint8)
+_SEALED = (_FORMAT, "kanerva-memory-2")  # the first had no digest yet
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,8 +139,10 @@ class Memory:
 
     def slot_of(self, handle: int) -> int:
         """The cell in which a handle's block lies."""
-        found = (self._require_one() == handle).nonzero()
-        if handle < 0 or len(found) == 0:
+        owners = self._require_one()
+        known = handle if 0 <= handle < self.issued else self.issued  # a number that tensors hold
+        found = (owners == known).nonzero()
+        if len(found) == 0:
             raise UserError(f"handle {handle} is not held: it was freed, or never given out")
         return int(found[0, 0])
 
@@ -194,7 +199,10 @@ class Memory:
         if self.is_batch and len(handles) == 1 and isinstance(handles[0], Tensor):
             return self._clear(self._named(handles[0]))
         owners = self._require_one()
-        named = [h for one in handles for h in torch.as_tensor(one).flatten().tolist()]
+        try:
+            named = [h for one in handles for h in torch.as_tensor(one).flatten().tolist()]
+        except (ValueError, RuntimeError, OverflowError) as error:  # numbers that no tensor holds
+            raise UserError(f"handles {shown(handles)} are not held") from error
         if len(set(named)) != len(named):
             raise UserError(f"a handle is named twice: {named}")
         if not named:
@@ -237,6 +245,7 @@ class Memory:
 
     def save(self, path: str | Path, dtype: str = "float32") -> None:
         """Write one file, all of it or nothing; `dtype`: float32, bfloat16, int8 or int4."""
+        require_tensor({"map": self.map}, "map", f"cannot write {path}", FLOATS)
         about = {"format": _FORMAT, "dtype": dtype, "shape": json.dumps(list(self.map.shape))}
         tensors = pack(self.map, dtype)
         if self.owners is not None:
@@ -247,26 +256,28 @@ class Memory:
     @classmethod
     def load(cls, path: str | Path) -> "Memory":
         """Read what `save` wrote; a file that is no memory, or was altered, is refused."""
-        tensors, about = read_tensors(Path(path))
+        tensors, about = read_tensors(Path(path), lambda about: about.get("format") in _SEALED)
         if about.get("format") not in (_FORMAT, *_OLDER) or "map" not in tensors:
             raise UserError(f"{path} is not a saved memory (format {about.get('format')})")
         try:
             shape = json.loads(about.get("shape", json.dumps(list(tensors["map"].shape))))
+            require_tensor(tensors, "map", "it", _STORED)
             map = unpack(tensors, about.get("dtype", "float32"), tuple(shape))
-            issued = int(json.loads(about.get("issued", "0")))
-        except (KeyError, ValueError, RuntimeError, TypeError) as error:
-            raise UserError(f"{path} is a damaged memory: {error!r}") from error
-        if not map.isfinite().all():
-            raise UserError(f"{path} holds no finite map")
-        memory = cls(map, tensors.get("owners"), issued)
-        if about.get("disjoint") == "false" and not memory._lies_in_cells(tensors):
+            issued = json.loads(about.get("issued", "0"))
+            memory = cls(map, tensors.get("owners"), issued)
+            _check_file(memory, tensors, tuple(shape))
+            between = about.get("disjoint") == "false" and not memory._lies_in_cells(tensors)
+        except (LookupError, ValueError, RuntimeError, TypeError) as error:
+            raise UserError(f"{path} is a damaged memory: {reason(error)}") from error
+        if between:
             raise UserError(f"{path} holds blocks between cells: read it with kanerva 0.1")
         return memory
 
     def _lies_in_cells(self, tensors: dict[str, Tensor]) -> bool:
         """Whether the slots of an older file, whose blocks might overlap, are cells."""
         owners, grid = self.require_slots(), self.grid
-        off = (tensors["points"] - grid.centres()).abs().amax(dim=-1)
+        points = require_tensor(tensors, "points", "it", [torch.float32], (*owners.shape, 2))
+        off = (points - grid.centres()).abs().amax(dim=-1)
         fits = "blocks" not in tensors or tuple(tensors["blocks"].shape[-2:]) == grid.block
         pixels = self.as_batch().map.flatten(2)[:, :, grid.pixels()]  # (B, Cm, cells, hw)
         free = self.as_batch().require_slots() < 0
@@ -277,6 +288,25 @@ class Memory:
         """The map as a picture (`map_picture`)."""
         maps = self.map if self.is_batch else self.map[None]
         return map_picture(maps, scale)
+
+
+def _check_file(memory: Memory, tensors: dict[str, Tensor], shape: tuple[int, ...]) -> None:
+    """Refuse what `save` never writes: other types and shapes, numbers that are not finite,
+    a handle in two cells, or one that was not given out and would be given out again."""
+    require_tensor({"map": memory.map}, "map", "it", [torch.float32], shape)
+    if "scale" in tensors:
+        require_tensor(tensors, "scale", "it", [torch.float32], (*shape[:-3], 1, 1, 1))
+    if type(memory.issued) is not int or memory.issued < 0:
+        raise UserError(f"{memory.issued!r} handles were given out")
+    if memory.owners is not None:
+        lead = (*shape[:-3], memory.capacity)
+        owners = require_tensor(tensors, "owners", "it", [torch.int64], lead)
+        rows = owners.reshape(-1, memory.capacity).sort(dim=-1).values
+        if bool(((rows[:, 1:] == rows[:, :-1]) & (rows[:, 1:] >= 0)).any()):
+            raise UserError("a handle lies in two cells")
+        if not -1 <= int(owners.min()) <= int(owners.max()) < max(memory.issued, 1):
+            raise UserError("a handle was never given out")
+        memory.grid  # noqa: B018  refuses a number of cells that makes none
 
 
 def map_picture(maps: Float[Tensor, "B Cm Hm Wm"], scale: int = 4) -> Image.Image:
