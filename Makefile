@@ -5,12 +5,13 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 RUN := runs/demo
 
-.PHONY: help setup demo test slow docs lint format clean
+.PHONY: help setup demo test slow trust docs lint format clean
 
 help:
 	@echo "make demo       train on glyphs (about two minutes), evaluate, draw a memory, recall from it"
 	@echo "make test       the whole suite, ruff, basedpyright, shape checks"
 	@echo "make slow       checks that take minutes: compiled steps against eager ones"
+	@echo "make trust      kills, faults, mutated and hostile files: minutes; files results/trust.json"
 	@echo "make docs       rewrite figures, tables and pages of experiments from the records"
 	@echo "make setup      .venv with everything installed"
 	@echo "make format     ruff format and import order"
@@ -40,6 +41,10 @@ test: setup lint
 
 slow: setup
 	$(BIN)/pytest -q -m slow
+
+trust: setup
+	$(BIN)/python -W ignore tests/trust/run.py
+	$(BIN)/pytest -q -m trust
 
 docs: setup
 	$(BIN)/python -m kanerva.lab.quote README.md RESULTS.md docs/*.md benchmarks/*.md

@@ -182,6 +182,7 @@ def test_the_table_and_picture_of_a_gpu():
     "flags, message",
     [
         (["--episode-length", "8,x"], "--episode-length: must be whole numbers joined by commas"),
+        (["--size", "9" * 5000], "--size: must be whole numbers joined by commas"),
         (["--precision", "fp4"], "--precision: must be 32-true or bf16-mixed, got fp4"),
         (["--execution", "captured", "--device", "cpu"], "captured is a CUDA graph"),
         (["--execution", "fast"], "unknown execution 'fast'"),

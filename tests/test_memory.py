@@ -18,6 +18,7 @@ from kanerva.config import (
     KppReadoutConfig,
 )
 from kanerva.errors import UserError
+from kanerva.files import write_tensors
 from kanerva.memory.heap import Memory
 from kanerva.memory.map_picture import principal_components
 from kanerva.models.kpp import Kpp
@@ -448,7 +449,7 @@ def older(memory: Memory, path: Path, shift: float = 0.0, block: int = 8) -> Non
     tensors = {"map": memory.map, "owners": memory.require_slots(), "points": points}
     tensors["blocks"] = torch.zeros(8, 2, block, 4)
     about = {"format": "kanerva-memory-2", "dtype": "float32", "shape": "[2, 16, 16]"}
-    save_file(tensors, path, metadata=about | {"disjoint": "false", "issued": "4"})
+    write_tensors(path, tensors, about | {"disjoint": "false", "issued": "4"})
 
 
 def test_a_heap_of_the_older_format_still_loads_where_its_blocks_are_cells(tmp_path: Path):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kanerva.config import RunConfig, flatten, to_dict
+from kanerva.config import RunConfig, flatten
 from kanerva.errors import UserError
 from kanerva.presets import PRESETS, preset
 from kanerva.provenance import commit, versions
@@ -40,7 +40,7 @@ def test_a_run_reads_back_its_config(finished: Path, small_run: RunConfig):
 
 
 def test_only_the_length_may_change_on_resume(tmp_path: Path, small_run: RunConfig):
-    was = to_dict(small_run)
+    was = small_run
     check_same_run(tmp_path, was, replace(small_run, steps=99, log_every=5))
     with pytest.raises(UserError, match="optim.lr=0.005, not 0.1"):
         check_same_run(tmp_path, was, replace(small_run, optim=replace(small_run.optim, lr=0.1)))

@@ -2,15 +2,19 @@
 
 import hashlib
 import json
-import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 from torch import Tensor
 
 from kanerva.errors import UserError
+from kanerva.plain_files import open_regular, reason, write_whole
+
+FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
 def digest(tensors: dict[str, Tensor], about: dict[str, str]) -> str:
@@ -24,50 +28,64 @@ def digest(tensors: dict[str, Tensor], about: dict[str, str]) -> str:
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], about: dict[str, str]) -> None:
-    """One file, synced and renamed into place: all of it or nothing."""
+    """One file, all of it or nothing; equal tensors are equal bytes."""
     plain = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-    temporary = path.with_name(f".{path.name}.tmp")
     try:
-        save_file(plain, temporary, metadata=about | {"sha256": digest(plain, about)})
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except (OSError, SafetensorError) as error:
-        temporary.unlink(missing_ok=True)
-        raise UserError(f"cannot write {path}: {_reason(error)}") from error
+        content = save(plain, metadata=about | {"sha256": digest(plain, about)})
+    except SafetensorError as error:
+        raise UserError(f"cannot write {path}: {reason(error)}") from error
+    write_whole(path, _in_order(content))
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """One file, synced and renamed into place: all of it or nothing."""
-    temporary = path.with_name(f".{path.name}.tmp")
+def _in_order(content: bytes) -> bytes:
+    """A safetensors file whose header is sorted: safetensors leaves the order to chance."""
+    header = json.dumps(_header(content), sort_keys=True, separators=(",", ":"))
+    padded = header + " " * (-len(header) % 8)
+    start = 8 + int.from_bytes(content[:8], "little")
+    return len(padded).to_bytes(8, "little") + padded.encode() + content[start:]
+
+
+def _header(content: bytes) -> dict[str, Any]:
+    """What a safetensors file says of itself: JSON, after its length."""
+    return json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+
+
+def read_tensors(
+    path: Path, sealed: Callable[[dict[str, str]], bool] = lambda about: False
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors and what was said about them, checked against the digest. Files from elsewhere have
+    none; where `sealed` tells by what is said that this one had, it must be there."""
     try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise UserError(f"cannot write {path}: {_reason(error)}") from error
-
-
-def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors and what was said about them, checked against the digest where there is one."""
-    if not path.is_file():
-        raise UserError(f"no such file: {path}")
-    try:
-        with path.open("rb"):
-            pass  # safetensors reports a file it may not read as missing
-        with safe_open(path, framework="pt") as file:
-            about = dict(file.metadata() or {})
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"{path} is damaged or unreadable: {_reason(error)}") from error
+        with open_regular(path) as file:  # once: its name may stand for another file a moment later
+            content = file.read()
+        tensors, about = load(content), _header(content).get("__metadata__", {})
+    except FileNotFoundError as error:
+        raise UserError(f"no such file: {path}") from error
+    except Exception as error:  # of every kind, from safetensors and torch
+        raise UserError(f"{path} is damaged or unreadable: {reason(error)}") from error
     seal = about.pop("sha256", None)
+    if seal is None and sealed(about):
+        raise UserError(f"{path} lacks the digest it was saved with: it was altered")
     if seal is not None and seal != digest(tensors, about):
         raise UserError(f"{path} was altered after it was saved")
     return tensors, about
 
 
-def _reason(error: Exception) -> str:
-    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+def require_tensor(
+    tensors: dict[str, Tensor],
+    name: str,
+    where: object,
+    dtypes: Sequence[torch.dtype],
+    shape: Sequence[int] | None = None,
+) -> Tensor:
+    """One of a file's tensors, if it is of one of these types and of this shape, and finite."""
+    if name not in tensors:
+        raise UserError(f"{where}: it lacks {name}")
+    value = tensors[name]
+    if shape is not None and tuple(value.shape) != tuple(shape):
+        raise UserError(f"{where}: {name} is {tuple(value.shape)}, not {tuple(shape)}")
+    if value.dtype not in dtypes:
+        raise UserError(f"{where}: {name} is {value.dtype}, not {dtypes[0]}")
+    if value.is_floating_point() and not value.float().isfinite().all():
+        raise UserError(f"{where}: {name} holds numbers that are not finite")
+    return value

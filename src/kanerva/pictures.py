@@ -1,9 +1,16 @@
 """Grids of images as PNG, with the rows named."""
 
+import io
+from pathlib import Path
+from typing import Any
+
 import torch
 from jaxtyping import Float
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
+
+from kanerva.errors import UserError
+from kanerva.plain_files import reason, write_whole
 
 _FRAME, _PAPER, _RULE, _INK = 2, (255, 255, 255), (208, 208, 208), (40, 40, 40)
 Pictures = Float[Tensor, "_ C H W"]
@@ -62,6 +69,23 @@ def stacked(pictures: list[Image.Image]) -> Image.Image:
         canvas.paste(picture, (0, top))
         top += picture.height
     return canvas
+
+
+def write_picture(picture: Any, path: Path) -> None:
+    """Pillow's image or matplotlib's figure, which takes long to import, as a file in the format
+    of its ending: all of it or nothing."""
+    buffer = io.BytesIO()
+    try:
+        kind = Image.registered_extensions()[path.suffix.lower()]
+        if isinstance(picture, Image.Image):
+            picture.save(buffer, format=kind)
+        else:
+            picture.savefig(buffer, format=kind, dpi=110)
+    except KeyError as error:
+        raise UserError(f"cannot write {path}: unknown kind of picture; name it .png") from error
+    except (OSError, ValueError) as error:  # Pillow's, of a format that does not hold such pixels
+        raise UserError(f"cannot write {path}: {reason(error)}") from error
+    write_whole(path, buffer.getvalue())
 
 
 def map_with_thumbnails(

@@ -1,16 +1,15 @@
 """A run folder: its config, what may change on resume, and a lock."""
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from kanerva.config import RunConfig, flatten, run_from_dict, to_dict
 from kanerva.errors import UserError
 from kanerva.locks import alone
+from kanerva.plain_files import read_sealed, read_yaml, reason, write_whole
 
 
 def read_run_config(run: Path) -> RunConfig:
@@ -18,50 +17,57 @@ def read_run_config(run: Path) -> RunConfig:
     path = run / "config.yaml"
     if not path.is_file():
         raise UserError(f"no run at {run}: {path} is missing")
-    return config_from_yaml(path)
+    config, saved = config_from_yaml(path), saved_config(run / "checkpoints" / "last")
+    if saved is not None and (key := _difference(saved, config)):
+        raise UserError(f"{path} was altered: {key} is not as the run was saved with")
+    return config
+
+
+def saved_config(checkpoint: Path) -> RunConfig | None:
+    """What a checkpoint that may be resumed says of its run, under a seal."""
+    path = checkpoint / "state.json"
+    if not path.is_file():
+        return None
+    about = read_sealed(path).get("about")
+    config = about.get("config") if isinstance(about, dict) else None
+    return run_from_dict(config, where=str(path))
 
 
 def config_from_yaml(path: Path) -> RunConfig:
     return run_from_dict(read_yaml(path), where=str(path))
 
 
-def read_yaml(path: Path) -> object:
-    """A YAML file's content, or one line that says what is wrong with it."""
-    try:
-        return yaml.safe_load(path.read_text())
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"{path} is not readable YAML: {reason}") from error
-
-
 FREE_ON_RESUME = {"steps", "log_every", "execution"}  # all else: another run
 
 
-def check_same_run(run: Path, was: dict[str, Any], now: RunConfig) -> None:
+def _difference(was: RunConfig, now: RunConfig) -> str | None:
+    """The first option in which two configs are different runs."""
+    before, after = flatten(to_dict(was)), flatten(to_dict(now))
+    keys = sorted((before.keys() | after.keys()) - FREE_ON_RESUME)
+    return next((key for key in keys if before.get(key) != after.get(key)), None)
+
+
+def check_same_run(run: Path, was: RunConfig, now: RunConfig) -> None:
     """Going on with other options would be another run: refuse, and name the option."""
-    before, after = flatten(was), flatten(to_dict(now))
-    for key in sorted(before.keys() | after.keys()):
-        old, new = before.get(key), after.get(key)
-        if old != new and key not in FREE_ON_RESUME:
-            raise UserError(
-                f"{run} was started with {key}={old}, not {new}: resume it as it was, or start "
-                "another --run"
-            )
+    if key := _difference(was, now):
+        old, new = (flatten(to_dict(config)).get(key) for config in (was, now))
+        raise UserError(
+            f"{run} was started with {key}={old}, not {new}: resume it as it was, or start "
+            "another --run"
+        )
 
 
 @contextmanager
 def locked(run: Path) -> Iterator[None]:
     """Keep other processes out of a run folder while one trains in it."""
-    try:
-        with alone(run / "checkpoints", wait=False):
-            yield
-    except BlockingIOError as error:
-        raise UserError(f"another process is training in {run}") from error
+    for name in ("checkpoints", "samples"):
+        if (run / name).is_symlink():
+            raise UserError(f"{run / name} is a link, and a run writes into its own folder only")
+    with alone(run / "checkpoints", busy=f"another process is training in {run}"):
+        yield
 
 
-def open_run(run: Path, config: RunConfig, resume: bool) -> None:
+def make_run(run: Path, resume: bool) -> None:
     """Make the run folder, or check that it may be gone on with. Never overwrites a run."""
     if run.exists() and not run.is_dir():
         raise UserError(f"{run} is a file; a run needs a folder")
@@ -72,8 +78,9 @@ def open_run(run: Path, config: RunConfig, resume: bool) -> None:
     try:
         (run / "checkpoints").mkdir(parents=True, exist_ok=True)
         (run / "samples").mkdir(exist_ok=True)
-        temporary = run / ".config.yaml.tmp"
-        temporary.write_text(yaml.safe_dump(to_dict(config), sort_keys=False))
-        os.replace(temporary, run / "config.yaml")
-    except OSError as error:
-        raise UserError(f"cannot write to run folder {run}: {error.strerror}") from error
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot write to run folder {run}: {reason(error)}") from error
+
+
+def write_run_config(run: Path, config: RunConfig) -> None:
+    write_whole(run / "config.yaml", yaml.safe_dump(to_dict(config), sort_keys=False))

@@ -16,7 +16,7 @@ from typing import Any
 
 import kanerva
 from kanerva.cli.options import Parser, describe_argument_error, spell_flag
-from kanerva.errors import NumbersWentBad, UserError
+from kanerva.errors import NumbersWentBad, UserError, printable
 
 WAIT = 10.0  # seconds; torchrun ends all processes as soon as one has failed
 
@@ -59,11 +59,11 @@ def main(argv: list[str] | None = None) -> int:
         if error.name not in EXTRAS:
             raise
         return complain(EXTRAS[error.name], 2)
-    except PermissionError as error:
-        return complain(f"{error.filename}: {error.strerror}", 2)
     except BrokenPipeError:  # the reader of our output has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        return complain(f"{error.filename}: {error.strerror or error}", 2)
     except KeyboardInterrupt:
         return complain("stopped", 130)
 
@@ -104,7 +104,7 @@ def print_warning(
     """A warning as one line; none that libraries address to each other, nor torch's compiler's."""
     internal = issubclass(category, DeprecationWarning | FutureWarning) or "_inductor" in filename
     if not internal:
-        print(f"kanerva: {' '.join(str(message).split())}", file=sys.stderr)
+        print(f"kanerva: {printable(' '.join(str(message).split()))}", file=sys.stderr)
 
 
 def complain(error: object, code: int) -> int:
@@ -112,14 +112,14 @@ def complain(error: object, code: int) -> int:
     print only if the first had nothing to say."""
     if os.environ.get("LOCAL_RANK", "0") != "0":
         time.sleep(WAIT)
-    print(f"kanerva: {' '.join(str(error).split())[:500]}", file=sys.stderr)
+    print(f"kanerva: {printable(' '.join(str(error).split()))[:500]}", file=sys.stderr)
     return code
 
 
 def entry() -> None:
     """The console script."""
     code = main()
-    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+    if os.environ.get("WORLD_SIZE", "1") != "1":
         # All is written. Taking a group of processes apart may abort, or wait for one that is gone.
         sys.stdout.flush()
         sys.stderr.flush()

@@ -70,7 +70,7 @@ def run(options: Options, words: list[str]) -> int:
     """Measure, print a table, file a record."""
     require_at_least(options, 1, "images", "steps", "every")
     what = options["what"]
-    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+    if os.environ.get("WORLD_SIZE", "1") != "1":
         raise UserError("bench measures one process: start it without torchrun")
     for config in make_configs(options, "cpu"):  # finds mistakes before torch is loaded
         if what == "quality":
@@ -80,6 +80,7 @@ def run(options: Options, words: list[str]) -> int:
     from kanerva.evaluation.records import write_record
     from kanerva.lab.benchmark.report import draw, table
     from kanerva.lab.benchmark.timing import measurement
+    from kanerva.pictures import write_picture
 
     device = torch.device(choose_device(options))
     if device.type == "cuda":
@@ -98,7 +99,7 @@ def run(options: Options, words: list[str]) -> int:
         write_record(record, path)
         print(f"\nrecord: {path}")
         if what == "throughput":
-            draw([record]).savefig(path.with_suffix(".png"), dpi=110)
+            write_picture(draw([record]), path.with_suffix(".png"))
             print(f"picture: {path.with_suffix('.png')}")
     return 0
 
@@ -231,7 +232,7 @@ def parse_numbers(options: Options, name: str) -> list[int | None]:
     if text is None:
         return [None]
     parts = str(text).split(",")
-    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+    if not all(part.isdecimal() and len(part) < 10 and int(part) > 0 for part in parts):
         flag = spell_flag(f"--{name}")
         raise UserError(f"{flag}: must be whole numbers joined by commas, got {text}")
     return [int(part) for part in parts]

@@ -96,18 +96,13 @@ def read_back(
 
 def save_picture(picture: "Image.Image", options: dict[str, Any], name: str) -> None:
     """Save where `--out` says, else into the run folder (here, for a Hub id); print the path."""
-    from PIL import Image
-
+    from kanerva.errors import printable
     from kanerva.models.loading import shipped_folder
+    from kanerva.pictures import write_picture
 
     folder = output_folder(options["run"])
     here = not folder.is_dir() and shipped_folder(options["run"]) is None
     path = Path(options["out"] or (Path(".") if here else folder) / name)
-    try:
-        if path.suffix.lower() not in Image.registered_extensions():
-            raise ValueError("unknown kind of picture; name it .png")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        picture.save(path)
-    except (OSError, ValueError) as error:
-        raise UserError(f"cannot write picture {path}: {error}") from error
-    print(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_picture(picture, path)
+    print(printable(str(path)))

@@ -105,7 +105,7 @@ def draw_reconstructions(
     import torch
 
     from kanerva.cli.episode import load_test_episodes
-    from kanerva.pictures import sheet
+    from kanerva.pictures import sheet, write_picture
 
     episodes = load_test_episodes(run, model, data_root)
     images = episodes.batch(0, -(-32 // episodes.episode_length)).images
@@ -114,5 +114,5 @@ def draw_reconstructions(
     rows = torch.cat([row for pair in pairs for row in pair])
     label = f"test images, and below each row the same {model.reconstructed}"
     path = output / "reconstructions.png"
-    sheet([(label, rows)], columns=min(len(drawn), 16)).save(path)
+    write_picture(sheet([(label, rows)], columns=min(len(drawn), 16)), path)
     return path

@@ -7,11 +7,11 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, NoReturn, get_args, get_origin
 
-import yaml
 from jsonargparse import ArgumentParser
 
 from kanerva.config import coerce
 from kanerva.errors import UserError
+from kanerva.plain_files import parse_yaml
 
 Device = Literal["auto", "cpu", "cuda"]
 SHIPPED_RUN = "runs/pretrained/NAME"  # where output of a shipped model goes: it has no run folder
@@ -97,8 +97,8 @@ def parse_word(word: Any, hint: Any) -> Any:
     if str in kinds or get_origin(hint) is Literal:
         return word
     try:
-        return yaml.safe_load(word)
-    except yaml.YAMLError:
+        return parse_yaml(word)
+    except Exception:  # of every kind: no YAML, so a word
         return word
 
 

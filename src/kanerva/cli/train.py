@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import docstring_parser
-import yaml
 
 from kanerva.cli.options import (
     Converter,
@@ -21,6 +20,7 @@ from kanerva.cli.options import (
     add_option,
     choose_device,
     get_data_root,
+    parse_word,
     spell_flag,
 )
 from kanerva.config import (
@@ -140,7 +140,7 @@ def run(options: dict[str, Any], words: list[str]) -> int:
     if resume and first and not (folder / "config.yaml").is_file():
         print(f"nothing to resume at {folder}: starting anew", file=sys.stderr)
     if resume and (folder / "config.yaml").is_file():
-        check_same_run(folder, to_dict(read_run_config(folder)), config)
+        check_same_run(folder, read_run_config(folder), config)
     outcome = train(
         config,
         folder,
@@ -192,13 +192,13 @@ def starting_options(asked: argparse.Namespace) -> dict[str, Any]:
 def read_options(file: Path) -> dict[str, Any]:
     """The options in a YAML file; those of a config that version 0.1 wrote are brought up to
     date."""
-    from kanerva.config.version1 import is_version1, upgrade
-    from kanerva.runs import read_yaml
+    from kanerva.config.parsing import upgraded
+    from kanerva.plain_files import read_yaml
 
     content = read_yaml(file)
     if not isinstance(content, dict):
         raise UserError(f"{file} must hold options, as `kanerva train` writes to config.yaml")
-    return upgrade(content, str(file)) if is_version1(content) else content
+    return upgraded(content, str(file))
 
 
 def resumed_options(asked: argparse.Namespace) -> dict[str, Any] | None:
@@ -229,10 +229,7 @@ def named_preset(name: str, asked: argparse.Namespace, content: dict[str, Any]) 
 
 def parse_image(value: object) -> tuple[int, int, int] | None:
     """An image's shape. None: not given, or wrong, which the full parser reports."""
-    try:
-        value = yaml.safe_load(value) if isinstance(value, str) else value
-    except yaml.YAMLError:
-        return None
+    value = parse_word(value, list)
     if not isinstance(value, list) or [type(n) for n in value] != [int, int, int]:
         return None
     return value[0], value[1], value[2]

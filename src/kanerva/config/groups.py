@@ -9,6 +9,11 @@ from dataclasses import dataclass, fields
 from typing import ClassVar, Literal
 
 from kanerva.errors import UserError
+from kanerva.plain_files import shown
+
+SIZE = 2**16  # the most of anything: no config is to take hours or gigabytes before it is refused
+DEPTH = 256  # of layers, which are built one by one
+LENGTH = 2**40  # of a run
 
 # Checks that options share. Each failure is one line that names the option and its value.
 
@@ -16,17 +21,18 @@ from kanerva.errors import UserError
 @dataclass(frozen=True, kw_only=True)
 class OptionGroup:
     """Options that stand together. Numbers are positive, or not negative where `may_be_zero` names
-    them."""
+    them; whole ones are at most SIZE, or what `most` says."""
 
     group: ClassVar[str]
     may_be_zero: ClassVar[tuple[str, ...]] = ()
+    most: ClassVar[dict[str, int]] = {}
 
     def __post_init__(self) -> None:
         for f in fields(self):
             value = getattr(self, f.name)
             if isinstance(value, int | float) and not isinstance(value, bool):
                 check = require_not_negative if f.name in self.may_be_zero else require_positive
-                check(self, f.name)
+                check(self, f.name, most=self.most.get(f.name, SIZE))
 
 
 def label(config: object, option: str) -> str:
@@ -35,15 +41,23 @@ def label(config: object, option: str) -> str:
     return f"{group}.{option}" if group else option
 
 
-def require_positive(config: object, *options: str) -> None:
+def require_positive(config: object, *options: str, most: int = SIZE) -> None:
     for option in options:
         if not 0 < (value := getattr(config, option)) < math.inf:  # NaN fails too
-            raise UserError(f"{label(config, option)} must be positive, got {value}")
+            raise UserError(f"{label(config, option)} must be positive, got {shown(value)}")
+        require_at_most(config, option, most)
 
 
-def require_not_negative(config: object, option: str) -> None:
+def require_not_negative(config: object, option: str, most: int = SIZE) -> None:
     if not 0 <= (value := getattr(config, option)) < math.inf:
-        raise UserError(f"{label(config, option)} must not be negative, got {value}")
+        raise UserError(f"{label(config, option)} must not be negative, got {shown(value)}")
+    require_at_most(config, option, most)
+
+
+def require_at_most(config: object, option: str, most: int) -> None:
+    value = getattr(config, option)
+    if isinstance(value, int) and value > most:
+        raise UserError(f"{label(config, option)} must be at most {most}, got {shown(value)}")
 
 
 # The paper's networks, which rivals share
@@ -105,6 +119,7 @@ class DecoderConfig(OptionGroup):
     """p(X|Z): conv-transpose layers with EvoNorm-S0 between them."""
 
     group: ClassVar[str] = "decoder"
+    most: ClassVar[dict[str, int]] = {"layers": 16}  # each doubles the side
     base: int = 256
     """Feature maps of the first layer, halved per layer. ours"""
     layers: int = 3
@@ -152,6 +167,7 @@ class KppEncoderConfig(OptionGroup):
     """Each image by itself, to feature maps of a quarter of its side. ours"""
 
     group: ClassVar[str] = "encoder"
+    most: ClassVar[dict[str, int]] = {"depth": DEPTH}
     width: int = 64
     """Channels at half the side; twice as many at a quarter."""
     depth: int = 2
@@ -183,6 +199,7 @@ class KppDecoderConfig(OptionGroup):
 
     group: ClassVar[str] = "decoder"
     may_be_zero: ClassVar[tuple[str, ...]] = ("neighbours",)
+    most: ClassVar[dict[str, int]] = {"depth": DEPTH, "neighbours": DEPTH}
     base: int = 128
     """Feature maps at a quarter of the side; half as many at half of it."""
     depth: int = 2

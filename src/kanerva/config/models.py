@@ -4,12 +4,15 @@ An option that a model does not use is not in its config, so giving it is an err
 a default raises `config_version`: the hash of a config covers what differs from the defaults.
 """
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from kanerva.config import groups
 from kanerva.errors import UserError
+from kanerva.plain_files import shown
 
+MOST_PIXELS = 2**24  # of an image: a config from elsewhere is to take no memory by its sizes
 LikelihoodName = Literal["bernoulli", "logistic_mixture"]
 
 
@@ -25,7 +28,7 @@ class ModelConfig:
     """bernoulli: pixels that are 0 or 1. logistic_mixture: 8-bit pixels (§4)."""
 
     def __post_init__(self) -> None:
-        if min(self.image) < 1:
+        if min(self.image) < 1 or math.prod(self.image) > MOST_PIXELS:
             raise UserError(f"image must be (channels, height, width), got {self.image}")
         if self.likelihood == "logistic_mixture" and self.image[0] not in (1, 3):
             raise UserError(f"logistic_mixture needs 1 or 3 channels, got {self.image[0]}")
@@ -182,5 +185,5 @@ MODEL_CONFIGS: dict[str, type[ModelConfig]] = {
 def model_config(name: object) -> type[ModelConfig]:
     """The config class of a model."""
     if not isinstance(name, str) or name not in MODEL_CONFIGS:
-        raise UserError(f"unknown model {name!r}; there are {', '.join(MODEL_CONFIGS)}")
+        raise UserError(f"unknown model {shown(name)}; there are {', '.join(MODEL_CONFIGS)}")
     return MODEL_CONFIGS[name]

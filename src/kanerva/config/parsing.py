@@ -11,6 +11,7 @@ from kanerva.config.plain import flatten
 from kanerva.config.run import RunConfig
 from kanerva.config.version1 import is_version1, upgrade
 from kanerva.errors import UserError
+from kanerva.plain_files import reason, shown
 
 C = TypeVar("C")
 
@@ -20,8 +21,7 @@ RENAMED = {"epochs": "steps", "step": "execution", "likelihood.kind": "likelihoo
 
 def model_from_dict(data: Any, where: str = "config") -> ModelConfig:
     """A checkpoint's config; one that version 0.1 wrote is brought up to date."""
-    require_mapping(data, where)
-    data = upgrade(data, where) if is_version1(data) else data
+    data = upgraded(data, where)
     cls = model_config(data.get("model"))
     options = {key: value for key, value in data.items() if key != "model"}
     require_known(cls, options, option_names(cls), where)
@@ -30,14 +30,22 @@ def model_from_dict(data: Any, where: str = "config") -> ModelConfig:
 
 def run_from_dict(data: Any, where: str = "config") -> RunConfig:
     """A run's config."""
-    require_mapping(data, where)
-    data = upgrade(data, where) if is_version1(data) else data
+    data = upgraded(data, where)
     cls = model_config(data.get("model"))
     options = {key: value for key, value in data.items() if key != "model"}
     require_known(cls, options, [*option_names(cls), *option_names(RunConfig)], where)
     own = _fields(RunConfig)
     model = _build(cls, {k: v for k, v in options.items() if k not in own}, where)
     return _build(RunConfig, {k: v for k, v in options.items() if k in own}, where, model=model)
+
+
+def upgraded(data: Any, where: str) -> dict[Any, Any]:
+    """A mapping of options; those that version 0.1 wrote are brought up to date."""
+    require_mapping(data, where)
+    try:
+        return upgrade(data, where) if is_version1(data) else data
+    except (KeyError, TypeError, AttributeError, ArithmeticError) as error:
+        raise UserError(f"{where} is not a whole config of kanerva 0.1: {reason(error)}") from error
 
 
 def require_known(
@@ -52,7 +60,7 @@ def require_known(
 
 def require_mapping(data: Any, where: str) -> None:
     if not isinstance(data, dict):
-        raise UserError(f"{where} must be a mapping of options, got {data!r}")
+        raise UserError(f"{where} must be a mapping of options, got {shown(data)}")
 
 
 def option_names(config: type[ModelConfig] | type[RunConfig]) -> list[str]:
@@ -108,6 +116,8 @@ def unknown_option(
 def _build(cls: type[C], data: dict[str, Any], where: str, **given: Any) -> C:
     """A dataclass from a mapping of known options; a value of the wrong type is named."""
     hints = get_type_hints(cls)
+    for name in data.keys() - set(_fields(cls)):  # of an empty group: it has no flat name
+        raise UserError(f"{where}: unknown option {shown(name)}")
     return cls(**given, **{k: coerce(hints[k], v, f"{where}: {k}") for k, v in data.items()})
 
 
@@ -123,28 +133,30 @@ def coerce(hint: Any, value: Any, where: str) -> Any:
                 return coerce(option, value, where)
             except UserError as error:
                 reasons.append(str(error).removeprefix(f"{where} must be ").split(", got")[0])
-        raise UserError(f"{where} must be {', or '.join(reasons)}, got {value!r}")
+        raise UserError(f"{where} must be {', or '.join(reasons)}, got {shown(value)}")
     if is_dataclass(hint) and isinstance(hint, type):
         require_mapping(value, where)
         return _build(hint, value, where)  # pyright: ignore[reportArgumentType]
     if origin is Literal:
         if value not in args:
-            raise UserError(f"{where} must be one of {', '.join(map(str, args))}, got {value!r}")
+            raise UserError(
+                f"{where} must be one of {', '.join(map(str, args))}, got {shown(value)}"
+            )
         return value
     if origin is tuple:
         if not isinstance(value, list | tuple) or len(value) != len(args):
-            raise UserError(f"{where} must be a list of {len(args)} values, got {value!r}")
+            raise UserError(f"{where} must be a list of {len(args)} values, got {shown(value)}")
         return tuple(coerce(a, v, where) for a, v in zip(args, value, strict=True))
     if origin is list:
         if not isinstance(value, list):
-            raise UserError(f"{where} must be a list, got {value!r}")
+            raise UserError(f"{where} must be a list, got {shown(value)}")
         return [coerce(args[0], v, where) for v in value]
     if hint is float and isinstance(value, int | str) and not isinstance(value, bool):
         try:
             return float(value)  # YAML reads 1e-3 as a string
-        except ValueError:
+        except (ValueError, OverflowError):
             pass
     assert isinstance(hint, type)
     if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
-        raise UserError(f"{where} must be {hint.__name__}, got {value!r}")
+        raise UserError(f"{where} must be {hint.__name__}, got {shown(value)}")
     return value

@@ -5,11 +5,12 @@ import json
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from kanerva.config.groups import OptionGroup, require_positive
+from kanerva.config.groups import LENGTH, OptionGroup, require_positive
 from kanerva.config.models import KppConfig, ModelConfig, VmaConfig
 from kanerva.config.plain import flatten, to_dict
 from kanerva.data.registry import DATASETS, Binarization
 from kanerva.errors import UserError
+from kanerva.plain_files import require_name
 
 Execution = Literal["auto", "eager", "compiled", "captured"]
 Precision = Literal["32-true", "bf16-mixed"]
@@ -104,8 +105,10 @@ class RunConfig:
     """Episodes of the validation split; their bound decides which step is best."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "episode_length", "batch", "steps", "log_every", "validate_every")
-        require_positive(self, "validate_episodes")
+        require_positive(self, "episode_length", "batch", "steps", "log_every", most=LENGTH)
+        require_positive(self, "validate_every", "validate_episodes", most=LENGTH)
+        require_name(self.preset, "preset")
+        require_name(self.variant or "none", "variant")
         if isinstance(self.model, KppConfig) and self.episode_length > self.model.memory.capacity:
             raise UserError(
                 f"episode_length={self.episode_length} images do not fit into a memory of "

@@ -2,16 +2,20 @@
 
 import hashlib
 import os
-import tempfile
 import warnings
 import zipfile
-import zlib
 from collections.abc import Callable
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 
+from kanerva.data.array_files import read_npz
+from kanerva.errors import UserError
+from kanerva.plain_files import write_whole
+
 Arrays = dict[str, np.ndarray]
+MOST = 2**30  # bytes of an array that is kept
 
 
 def cache_dir() -> Path:
@@ -41,9 +45,8 @@ def cached_arrays(name: str, key: str, build: Callable[[], Arrays]) -> Arrays:
     arrays = build()
     try:
         _write(path, arrays)
-    except OSError as error:
-        reason = error.strerror or type(error).__name__
-        warnings.warn(f"{name} is not kept for next time: {path}: {reason}", stacklevel=2)
+    except (OSError, UserError) as error:
+        warnings.warn(f"{name} is not kept for next time: {error}", stacklevel=2)
     return arrays
 
 
@@ -52,20 +55,15 @@ def _read(path: Path) -> Arrays | None:
     if not path.is_file():
         return None
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
-            return {name: stored[name] for name in stored.files}
-    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error):
+        with zipfile.ZipFile(path) as stored:
+            names = [name.removesuffix(".npy") for name in stored.namelist()]
+        return {name: read_npz(path, name, MOST).copy() for name in names}
+    except Exception:  # of every kind, from numpy and zipfile
         return None
 
 
 def _write(path: Path, arrays: Arrays) -> None:
-    """Written beside its place and moved there whole, so no reader ever meets half a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-", suffix=".tmp")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            np.savez(file, allow_pickle=False, **arrays)
-        os.replace(draft, path)
-    except BaseException:
-        Path(draft).unlink(missing_ok=True)
-        raise
+    file = BytesIO()
+    np.savez(file, allow_pickle=False, **arrays)
+    write_whole(path, file.getvalue())

@@ -16,10 +16,12 @@ from kanerva.data.image_set import ImageSet
 from kanerva.data.packing import packed_files, state_of
 from kanerva.data.picture_files import Unreadable, channels_first, open_picture
 from kanerva.errors import UserError
+from kanerva.plain_files import read_limited
 
 SHAPE = (3, 64, 64)
 IMAGES, PARTITION = "img_align_celeba", "list_eval_partition.txt"
 SPLITS = {"0": "train", "1": "validation", "2": "test"}  # as numbered in the partition file
+MAX_PARTITION = 2**24  # bytes; the published list has 2.8 million
 LINE = re.compile(r"(\w[\w.-]*)\s+([012])")  # a plain file name: none that leads elsewhere
 
 
@@ -64,8 +66,8 @@ def is_present(place: Path) -> bool:
 def read_partition(path: Path) -> list[tuple[str, str]]:
     """Each image's name and split, in the order of the file: `000001.jpg 0`."""
     try:
-        lines = path.read_text(encoding="ascii").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        lines = read_limited(path, MAX_PARTITION).decode("ascii").splitlines()
+    except UnicodeDecodeError as error:
         raise UserError(f"{path}: not a list of images and splits ({error})") from error
     found: list[tuple[str, str]] = []
     for number, line in enumerate(lines, start=1):

@@ -1,24 +1,41 @@
 """Published files: downloaded once, and checked against the MD5 of their publisher's copy."""
 
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
 from kanerva.errors import UserError
+from kanerva.plain_files import file_digest
 
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A published file: where it is, and the MD5 of its publisher's copy."""
+    """A published file: where it is, the MD5 of its publisher's copy and its bytes."""
 
     name: str
     url: str
     md5: str
+    size: int = 0
 
 
-def published(base: str, md5s: dict[str, str]) -> tuple[RemoteFile, ...]:
+def published(base: str, files: dict[str, tuple[str, int]]) -> tuple[RemoteFile, ...]:
     """Files that lie side by side on a server, by their names."""
-    return tuple(RemoteFile(name, base + name, md5) for name, md5 in md5s.items())
+    return tuple(RemoteFile(name, base + name, *rest) for name, rest in files.items())
+
+
+def check_published(files: tuple[RemoteFile, ...], place: Path) -> None:
+    """Refuse a file that has the name and size of a published one and other bytes."""
+    for file in files:
+        path = place / file.name
+        if path.is_file() and path.stat().st_size == file.size:
+            _require_published(path, file)
+
+
+def _require_published(path: Path, file: RemoteFile) -> None:
+    if (found := file_digest(path, "md5")) != file.md5:
+        raise UserError(
+            f"{path} is not the published file (md5 {found}, not {file.md5}): "
+            "move it away and fetch again"
+        )
 
 
 def download(files: tuple[RemoteFile, ...], place: Path) -> list[Path]:
@@ -33,12 +50,7 @@ def download(files: tuple[RemoteFile, ...], place: Path) -> list[Path]:
 def _download_file(file: RemoteFile, place: Path) -> Path:
     path = place / file.name
     if path.exists():
-        found = _md5(path)
-        if found != file.md5:
-            raise UserError(
-                f"{path} is not the published file (md5 {found}, not {file.md5}): "
-                "move it away and fetch again"
-            )
+        _require_published(path, file)
         return path
     try:
         import pooch
@@ -53,8 +65,3 @@ def _download_file(file: RemoteFile, place: Path) -> Path:
             f"could not fetch {file.url}: {reason}: try again, or put the file in {place}"
         ) from error
     return path
-
-
-def _md5(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "md5").hexdigest()

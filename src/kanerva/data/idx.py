@@ -5,8 +5,6 @@ dimension as a big-endian 32-bit number, and then the values.
 """
 
 import gzip
-import math
-import zlib
 from pathlib import Path
 
 import numpy as np
@@ -14,28 +12,29 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
+from kanerva.data.array_files import Stream, damage_named, read_exactly, read_values
 from kanerva.data.image_set import ImageSet
 from kanerva.errors import UserError
+from kanerva.plain_files import open_regular
 
+MOST = 2**28  # bytes of one file's values; MNIST has 47 million
 HELD_OUT = 10_000  # the last images of the training file are the validation set
 
 
 def read_idx(path: Path) -> UInt8[Tensor, "..."]:
     """The values of an idx file of unsigned bytes, of any shape, gzipped or plain."""
-    try:
-        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    except (OSError, EOFError, zlib.error) as error:
-        raise _damaged(path, str(error) or type(error).__name__) from error
-    if len(raw) < 4 or raw[:3] != b"\x00\x00\x08":
-        raise _damaged(path, f"it begins with {raw[:4].hex(' ') or 'nothing'}")
-    start = 4 + 4 * raw[3]
-    if len(raw) < start:
-        raise _damaged(path, f"{len(raw)} bytes")
-    shape = np.frombuffer(raw, ">u4", count=raw[3], offset=4).tolist()
-    if len(raw) - start != math.prod(shape):
-        raise _damaged(path, f"{len(raw) - start} values for shape {tuple(shape)}")
-    values = np.frombuffer(raw, np.uint8, offset=start).reshape(shape)
-    return torch.from_numpy(values.copy())
+    with damage_named(path, "a whole idx file", ": remove it and fetch it again"):
+        with open_regular(path) as plain:
+            with gzip.GzipFile(fileobj=plain) if path.suffix == ".gz" else plain as file:
+                return torch.from_numpy(_values(file).copy())
+
+
+def _values(file: Stream) -> np.ndarray:
+    start = file.read(4)
+    if len(start) < 4 or start[:3] != b"\x00\x00\x08":
+        raise ValueError(f"it begins with {start.hex(' ') or 'nothing'}")
+    shape = np.frombuffer(read_exactly(file, 4 * start[3]), ">u4").tolist()
+    return read_values(file, tuple(shape), np.dtype(np.uint8), MOST)
 
 
 def find_idx(folder: Path, part: str, kind: str) -> Path | None:

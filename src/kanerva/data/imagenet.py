@@ -10,36 +10,33 @@ images. The published pickles can run code when they are opened, so they are not
 
 import re
 import zipfile
-import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from tqdm import tqdm
 
+from kanerva.data.array_files import (
+    Stream,
+    damage_named,
+    open_array,
+    read_exactly,
+    require_end,
+)
 from kanerva.data.image_set import ImageSet
 from kanerva.data.packing import Packed, Packing, packed, packed_files, state_of
 from kanerva.data.picture_files import channels_first, image_files, open_picture
 from kanerva.errors import UserError
+from kanerva.plain_files import open_regular
 from kanerva.seeding import stream
 
 SIZES = {"imagenet32": 32, "imagenet64": 64}
 HELD_OUT = 10_000  # training images that are kept for validation; a tenth where there are few
 MAX_IMAGES = 2_000_000  # ImageNet has 1,281,167: a file that claims far more is not of it
 CHUNK = 4096  # images that are read at once
-HEADERS = {
-    (1, 0): np.lib.format.read_array_header_1_0,
-    (2, 0): np.lib.format.read_array_header_2_0,
-}
 BATCH = re.compile(r"train_data_batch_(\d+)\.npz")
-DAMAGE = (
-    *(OSError, ValueError, KeyError, EOFError, RuntimeError),
-    *(zipfile.BadZipFile, zlib.error),
-)  # what numpy and zipfile raise on files that are not what they seem
-Member = Any  # a file in a zip: IO[bytes] to a type checker, not to beartype
 
 
 def find_imagenet(name: str, part: str, place: Path) -> list[Path]:
@@ -171,9 +168,9 @@ def _images(path: Path, count: int, size: int) -> Iterator[tuple[int, np.ndarray
     with _array(path, "data") as (member, _, _):
         for first in range(0, count, CHUNK):
             some = min(CHUNK, count - first)
-            raw = _exactly(member, some * one)
+            raw = read_exactly(member, some * one)
             yield first, np.frombuffer(raw, np.uint8).reshape(some, 3, size, size)
-        _end(member)
+        require_end(member)
 
 
 def _labels(path: Path, count: int) -> np.ndarray:
@@ -182,46 +179,17 @@ def _labels(path: Path, count: int) -> np.ndarray:
             raise ValueError(
                 f"labels are {dtype} of shape {shape}, not whole numbers of ({count},)"
             )
-        labels = np.frombuffer(_exactly(member, count * dtype.itemsize), dtype)
-        _end(member)
+        labels = np.frombuffer(read_exactly(member, count * dtype.itemsize), dtype)
+        require_end(member)
         return labels.astype(np.int64)
 
 
 def _has_labels(path: Path) -> bool:
-    with zipfile.ZipFile(path) as archive:
-        return "labels.npy" in archive.namelist()
+    with damage_named(path, "readable as downsampled ImageNet"), open_regular(path) as file:
+        return "labels.npy" in zipfile.ZipFile(file).namelist()
 
 
 @contextmanager
-def _array(path: Path, name: str) -> Iterator[tuple[Member, tuple[int, ...], np.dtype]]:
-    """One array of an npz: its bytes, to be read on, its shape and its type."""
-    try:
-        with zipfile.ZipFile(path) as archive, archive.open(f"{name}.npy") as member:
-            version = np.lib.format.read_magic(member)
-            if version not in HEADERS:
-                raise ValueError(f"{name} is in format {version}")
-            try:
-                shape, fortran, dtype = HEADERS[version](member)
-            except Exception as error:  # of every kind: numpy reads it as Python's own literals
-                raise ValueError(f"{name} has no proper header") from error
-            if dtype.hasobject:
-                raise ValueError(f"{name} holds objects, which would have to be unpickled")
-            if fortran and len(shape) > 1:
-                raise ValueError(f"{name} is in Fortran order: save it in C order")
-            yield member, shape, dtype
-    except DAMAGE as error:
-        what = " ".join(str(error).split())[:100] or type(error).__name__
-        raise UserError(f"{path}: not readable as downsampled ImageNet ({what})") from error
-
-
-def _exactly(member: Member, size: int) -> bytes:
-    raw = member.read(size)
-    if len(raw) != size:
-        raise ValueError("an array ends early")
-    return raw
-
-
-def _end(member: Member) -> None:
-    """Nothing may follow; at its end a member is checked against its CRC."""
-    if member.read(1):
-        raise ValueError("an array is longer than it says")
+def _array(path: Path, name: str) -> Iterator[tuple[Stream, tuple[int, ...], np.dtype]]:
+    with damage_named(path, "readable as downsampled ImageNet"), open_array(path, name) as found:
+        yield found

@@ -1,6 +1,7 @@
 """Pictures of your own: a folder tree as a data set, or files named on the command line."""
 
 import hashlib
+import os
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -84,7 +85,7 @@ def load_images(
     """The given files, and for a folder all images in it, as a model of this shape takes them."""
     files: list[Path] = []
     for path in paths:
-        if not path.exists():
+        if not os.path.exists(path):  # False for names that no system takes
             raise UserError(f"{path}: no such file or folder")
         found = [file for _, file in image_files(path)] if path.is_dir() else [path]
         if not found:
@@ -127,4 +128,4 @@ def _deal(names: list[str]) -> dict[str, str]:
 
 
 def _hash(name: str) -> int:
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
+    return int.from_bytes(hashlib.sha256(os.fsencode(name)).digest()[:8], "little")

@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import Any
 
 from kanerva.data.cache import cache_dir
-from kanerva.data.download import download
+from kanerva.data.download import check_published, download
 from kanerva.data.image_set import ImageSet
 from kanerva.data.registry import DATASETS, SPLITS, info
 from kanerva.errors import UserError
@@ -39,7 +39,10 @@ def load(
     if entry.needs and entry.needs not in options:
         raise UserError(f"{name} needs a {entry.needs}: say which")
     place = data_root(root)
-    found = _module(name).load(split, place / name, **options)
+    module = _module(name)
+    for folder in (place, place / name):  # cifar10 may lie in either
+        check_published(getattr(module, "FILES", ()), folder)
+    found = module.load(split, place / name, **options)
     if found is None:
         fetching = f"run `kanerva data fetch {name}`"
         remedy = f"put {entry.by_hand} into {name}/" if entry.by_hand else fetching

@@ -19,6 +19,7 @@ import numpy as np
 from jaxtyping import UInt8
 
 from kanerva.data.maze_walks import walk
+from kanerva.data.picture_files import open_picture
 from kanerva.errors import UserError
 from kanerva.seeding import derive_seed
 
@@ -49,10 +50,7 @@ def pack(frames: Frames) -> bytes:
 
 def unpack(packed: bytes) -> Frames:
     """The very frames that were packed."""
-    from PIL import Image
-
-    with Image.open(io.BytesIO(packed), formats=("WEBP",)) as strip:
-        pixels = np.asarray(strip.convert("RGB"))
+    pixels = np.asarray(open_picture(packed, channels=3, formats=("WEBP",)))
     return pixels.reshape(-1, SIDE, *pixels.shape[1:])
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from kanerva.data.array_files import damage_named
 from kanerva.data.image_set import ImageSet
 from kanerva.data.maze_rendering import render, unpack
 from kanerva.errors import UserError
@@ -72,14 +73,15 @@ def read_mazes(path: Path, split: str) -> ImageSet:
     """One split of such a file, checked against its seal."""
     again = f"move {path} away and run `kanerva data fetch mazes`"
     try:
-        tensors, about = read_tensors(path)
+        tensors, about = read_tensors(path, sealed=lambda about: True)
     except UserError as error:
         raise UserError(f"{error}: {again}") from error
     if about.get("what") != "kanerva mazes" or split not in tensors:
         raise UserError(f"{path} holds no mazes for {split}: {again}")
-    parts = tensors[split].split(tensors[f"{split}_sizes"].tolist())
-    paths = [unpack(part.numpy().tobytes()) for part in parts]
-    frames = torch.from_numpy(np.concatenate(paths)).permute(0, 3, 1, 2).contiguous()
+    with damage_named(path, f"a file of mazes for {split}", f": {again}"):
+        parts = tensors[split].split(tensors[f"{split}_sizes"].tolist())
+        paths = [unpack(part.numpy().tobytes()) for part in parts]
+        frames = torch.from_numpy(np.concatenate(paths)).permute(0, 3, 1, 2).contiguous()
     sizes = torch.tensor([len(path) for path in paths])
     groups = torch.arange(len(paths)).repeat_interleave(sizes)  # a group is a path
     return ImageSet("mazes", split, frames, groups=groups)

@@ -7,35 +7,35 @@ do not follow the folders' names, so sorting by folder would give another order.
 
 import re
 import zipfile
-import zlib
 from collections.abc import Iterator
 from contextlib import nullcontext
-from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from kanerva.data.array_files import damage_named, read_npz
 from kanerva.data.cache import Arrays, cached_arrays
 from kanerva.data.download import published
 from kanerva.data.image_set import ImageSet
 from kanerva.data.packing import state_of
+from kanerva.data.picture_files import open_picture
 from kanerva.errors import UserError
+from kanerva.plain_files import open_regular
 from kanerva.seeding import stream
 
 SIZE = 28
+MOST = 2**28  # bytes of the drawings of a part: 212 million are published
+MOST_DRAWINGS = 100_000  # 19,280
+MOST_PIXELS = 2**20  # of a drawing: 11,025
 HELD_OUT = 2_000  # drawings of the background set that are kept for validation
 BACKGROUND_CHARACTERS = 964  # so the evaluation set's first label is 964
-DAMAGE = (
-    *(OSError, ValueError, KeyError, EOFError, TypeError, SyntaxError),
-    *(zipfile.BadZipFile, zlib.error),
-)  # what numpy, Pillow and zipfile raise on files that are not what they seem
 DRAWING = re.compile(r"(?:^|/)(\d{4})_(\d{2})\.png$")  # character, drawer
 FILES = published(
     "https://raw.githubusercontent.com/brendenlake/omniglot/master/python/",
     {
-        "images_background.zip": "68d2efa1b9178cc56df9314c21c6e718",
-        "images_evaluation.zip": "6b91aef0f799c5bb55b94e3f2daec811",
+        "images_background.zip": ("68d2efa1b9178cc56df9314c21c6e718", 9_464_212),
+        "images_evaluation.zip": ("6b91aef0f799c5bb55b94e3f2daec811", 6_462_886),
     },
 )
 
@@ -90,22 +90,14 @@ def _state(source: Path) -> str:
 
 def _read(source: Path, part: str) -> Arrays:
     drawings = _npz(source, part) if source.suffix == ".npz" else _pngs(source)
-    try:
+    with damage_named(source, "readable as Omniglot", ": remove it and fetch it again"):
         labels, images = zip(*((label, resize_ink(ink)) for label, ink in drawings), strict=True)
-    except UserError:
-        raise
-    except DAMAGE as error:
-        what = " ".join(str(error).split())[:100] or type(error).__name__
-        raise UserError(
-            f"{source}: not readable as Omniglot ({what}): remove it and fetch it again"
-        ) from error
     return {"images": np.stack(images), "labels": np.array(labels, np.int64)}
 
 
 def _npz(source: Path, part: str) -> Iterator[tuple[int, np.ndarray]]:
     """Characters x drawers x height x width, True for paper."""
-    with source.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-        paper = arrays["images"]
+    paper = read_npz(source, "images", MOST)
     if paper.dtype != np.bool_ or paper.ndim != 4:
         raise ValueError(
             f"images are {paper.dtype} of shape {paper.shape}, not bool, 4-dimensional"
@@ -118,14 +110,13 @@ def _npz(source: Path, part: str) -> Iterator[tuple[int, np.ndarray]]:
 
 def _pngs(source: Path) -> Iterator[tuple[int, np.ndarray]]:
     """Every NNNN_DD.png of a zip or a folder, by number; ink is black on white there."""
-    from PIL import Image
-
     with zipfile.ZipFile(source) if source.is_file() else nullcontext() as archive:
         pngs = archive.namelist() if archive else map(Path.as_posix, source.rglob("*.png"))
         found = [(match, name) for name in pngs if (match := DRAWING.search(name))]
-        if not found:
-            raise UserError(f"{source}: holds no drawings named like 0709_01.png")
+        if not 0 < len(found) <= MOST_DRAWINGS:
+            raise UserError(f"{source}: holds {len(found) or 'no'} drawings named like 0709_01.png")
         for match, name in sorted(found, key=lambda pair: pair[0].groups()):
-            raw = archive.read(name) if archive else Path(name).read_bytes()
-            with Image.open(BytesIO(raw)) as picture:
-                yield int(match[1]) - 1, 255 - np.asarray(picture.convert("L"))
+            with archive.open(name) if archive else open_regular(Path(name)) as file:
+                raw = file.read(MOST_PIXELS)
+            picture = open_picture(raw, channels=1, formats=("PNG",), most=MOST_PIXELS)
+            yield int(match[1]) - 1, 255 - np.asarray(picture)

@@ -12,10 +12,12 @@ from typing import BinaryIO
 
 import numpy as np
 
+from kanerva.data.array_files import read_npy
 from kanerva.data.cache import cache_dir
 from kanerva.data.picture_files import Files, Read, check_size, read_files, skipped
 from kanerva.errors import UserError
 from kanerva.locks import alone
+from kanerva.plain_files import read_json
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,7 @@ def packed(
     Written beside its place and moved there whole. Of several processes one writes, others wait.
     """
     place = cache_dir() / "built"
-    short = hashlib.sha256(f"{key} {shape}".encode()).hexdigest()[:16]
+    short = hashlib.sha256(os.fsencode(f"{key} {shape}")).hexdigest()[:16]
     folder, draft = place / f"{name}-{short}", place / f".{name}-{short}.tmp"
     lock = place / f".{name}-{short}.lock"
     kept = _kept(folder, shape)
@@ -145,12 +147,12 @@ def _pack(draft: Path, shape: tuple[int, int, int], fill: Callable[[Packing], No
 def _kept(folder: Path, shape: tuple[int, int, int]) -> Packed | None:
     """A packed split that is whole, or None. Mapped privately: nobody writes to it by mistake."""
     try:
-        about = json.loads((folder / "about.json").read_text())
+        about = read_json(folder / "about.json")
         images = np.load(folder / "images.npy", mmap_mode="c", allow_pickle=False)
-        labels = np.load(folder / "labels.npy", allow_pickle=False) if about["labels"] else None
+        labels = read_npy(folder / "labels.npy").copy() if about["labels"] else None
         sound = images.dtype == np.uint8 and images.shape == (about["images"], *shape)
         if labels is not None:
             sound &= labels.shape == (len(images),)
         return Packed(images, labels, str(about["note"])) if sound else None
-    except (OSError, ValueError, KeyError, TypeError, EOFError):
+    except Exception:  # of every kind, from numpy
         return None

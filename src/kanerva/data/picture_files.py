@@ -1,9 +1,12 @@
 """Files of pictures: one opened by a reader that trusts no file, or many, several at a time."""
 
 import os
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +14,7 @@ import numpy as np
 from tqdm import tqdm
 
 from kanerva.errors import UserError
+from kanerva.plain_files import open_regular
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
@@ -18,8 +22,11 @@ if TYPE_CHECKING:
 SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"}
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")  # whatever the name says: no EPS
 MAX_PIXELS = 64_000_000  # a small file can claim a picture that fills the memory: refuse those
+MAX_SIDE = 65_535
 MAX_FILE = 4 * MAX_PIXELS  # bytes: what the largest picture takes uncompressed
 MAX_SET = 32_000_000_000  # bytes of a split's pixels: twice ImageNet at 64 x 64
+
+_LARGE = threading.Lock()  # of several threads one decodes a large picture
 
 Files = Sequence[tuple[str, Path]]  # what a file is called in messages, and where it is
 Read = Callable[[Path], np.ndarray]  # the C x H x W bytes of one file
@@ -32,7 +39,9 @@ class Unreadable(Exception):
 # One picture
 
 
-def open_picture(path: Path, channels: int) -> "Picture":
+def open_picture(
+    source: Path | bytes, channels: int, formats: tuple[str, ...] = FORMATS, most: int | None = None
+) -> "Picture":
     """Grey or RGB. Transparency is laid on white, turned photographs are set upright.
 
     The header is asked first: a file or picture beyond the limits is refused before it is decoded.
@@ -42,12 +51,17 @@ def open_picture(path: Path, channels: int) -> "Picture":
     if channels not in (1, 3):
         raise UserError(f"channels={channels}: images are read as 1 (grey) or 3 (colour)")
     try:
-        if path.stat().st_size > MAX_FILE:
-            raise Unreadable(f"{path.stat().st_size} bytes is too large a file")
-        with Image.open(path, formats=FORMATS) as file:
-            if file.width * file.height > MAX_PIXELS:
-                raise Unreadable(f"{file.width} x {file.height} is too many pixels")
-            return _flat(ImageOps.exif_transpose(file), "L" if channels == 1 else "RGB")
+        with BytesIO(source) if isinstance(source, bytes) else open_regular(source) as stream:
+            if (size := stream.seek(0, os.SEEK_END)) > MAX_FILE:
+                raise Unreadable(f"{size} bytes is too large a file")
+            stream.seek(0)
+            with Image.open(stream, formats=formats) as file:
+                pixels = file.width * file.height
+                if pixels > (most or MAX_PIXELS) or max(file.size) > MAX_SIDE:
+                    raise Unreadable(f"{file.width} x {file.height} is too many pixels")
+                with _LARGE if pixels > 4_000_000 else nullcontext():
+                    ImageOps.exif_transpose(file, in_place=True)
+                    return _flat(file, "L" if channels == 1 else "RGB")
     except (Unreadable, MemoryError):
         raise
     except Image.DecompressionBombError as error:
@@ -76,14 +90,21 @@ def _flat(picture: "Picture", mode: str) -> "Picture":
     """Grey (L) or RGB: 16-bit grey keeps its upper byte, what is transparent becomes white."""
     from PIL import Image
 
-    if picture.mode.startswith("I"):  # Pillow would clip these to 255, not scale them
-        values = np.asarray(picture).astype(np.int64)
-        deep = picture.mode != "I" or values.max() > 255
-        picture = Image.fromarray((values >> (8 if deep else 0)).clip(0, 255).astype(np.uint8))
-    elif picture.has_transparency_data:
-        paper = Image.new("RGBA", picture.size, "white")
-        picture = Image.alpha_composite(paper, picture.convert("RGBA"))
-    return picture.convert(mode)
+    grey = picture.mode.startswith("I")  # Pillow would clip these to 255, not scale them
+    if not grey and not picture.has_transparency_data:
+        return picture.convert(mode)
+    deep = picture.mode != "I" or np.max(picture.getextrema()) > 255
+    flat = Image.new(mode, picture.size)
+    for top in range(0, picture.height, 256):  # some rows at a time: they are held several times
+        band = picture.crop((0, top, picture.width, min(top + 256, picture.height)))
+        if grey:
+            values = np.asarray(band) >> (8 if deep else 0)
+            band = Image.fromarray(values.clip(0, 255).astype(np.uint8))
+        else:
+            paper = Image.new("RGBA", band.size, "white")
+            band = Image.alpha_composite(paper, band.convert("RGBA"))
+        flat.paste(band.convert(mode), (0, top))
+    return flat
 
 
 # Many pictures

@@ -2,7 +2,6 @@
 
 import copy
 import csv
-import json
 import math
 import statistics
 from pathlib import Path
@@ -17,6 +16,7 @@ from kanerva.errors import UserError
 from kanerva.evaluation.bound import chunks
 from kanerva.models.base import MemoryModel
 from kanerva.models.terms import ElboTerms
+from kanerva.plain_files import read_sealed
 from kanerva.seeding import stream
 
 
@@ -59,8 +59,10 @@ def gather_training_facts(run: Path) -> dict[str, Any]:
     """How long the run trained: images seen, seconds, and the median of its images/s; None where
     weights came without their run."""
     last, log = run / "checkpoints" / "last", run / "metrics.csv"
+    if not (last / "state.json").is_file():
+        return {"images_seen": None, "images_per_s": None, "wall_s": None}
     try:
-        saved = json.loads((last / "state.json").read_text())["progress"]
+        saved = read_sealed(last / "state.json")["progress"]
         return {
             "images_seen": saved["images_seen"],
             "images_per_s": _median_rate(log) if log.is_file() else None,
@@ -69,9 +71,9 @@ def gather_training_facts(run: Path) -> dict[str, Any]:
             "best_step": saved["best_step"],
             "skipped_steps": saved["skipped"],
         }
-    except FileNotFoundError:
-        return {"images_seen": None, "images_per_s": None, "wall_s": None}
-    except (ValueError, KeyError, TypeError, OSError) as error:
+    except UserError:
+        raise
+    except (ValueError, KeyError, TypeError, OSError, csv.Error) as error:
         raise UserError(f"{run}: state.json or metrics.csv is damaged: {error!r}") from error
 
 

@@ -33,6 +33,7 @@ from kanerva.models.base import MemoryModel
 from kanerva.models.kpp import Kpp
 from kanerva.models.kpp_bits import KppBits
 from kanerva.models.loading import checkpoint_folder
+from kanerva.plain_files import require_name
 from kanerva.provenance import command, commit, device_name, versions
 from kanerva.runs import read_run_config
 
@@ -63,6 +64,7 @@ def evaluate(
     the same weights in a memory of another size. The model given and torch's own generator stay as
     they are.
     """
+    require_name(variant or "none", "--variant")
     trained, facts = read_run_config(run), gather_training_facts(run)
     if model.config != trained.model:
         raise UserError(f"{run / 'config.yaml'} does not describe the checkpoint: one was altered")

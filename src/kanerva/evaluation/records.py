@@ -5,13 +5,13 @@ it all that `Record` names; what it holds besides is left alone.
 """
 
 import json
-import os
 import types
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from kanerva.errors import UserError
+from kanerva.plain_files import read_json, reason, require_name, shown, write_whole
 
 SCHEMA = 2
 R = TypeVar("R")
@@ -72,6 +72,22 @@ class Controls:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Familiarity:
+    """How well written images are told from others."""
+
+    auroc: float
+    n_written: int
+    n_unwritten: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Places:
+    """Whether like lies beside like."""
+
+    ratio: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Record:
     """An evaluation. What has a default may be missing from its file."""
 
@@ -106,8 +122,8 @@ class Record:
     iwae: Iwae | None = None
     kl_over_T: Total | None = None
     other_binarizations: dict[str, Terms] | None = None
-    familiarity: dict[str, float] | None = None
-    places: dict[str, float] | None = None
+    familiarity: Familiarity | None = None
+    places: Places | None = None
     generation: dict[str, float] | None = None
     file_bits: float | None = None
     efficiency: float | None = None
@@ -143,13 +159,17 @@ def check_record(record: Any, where: str) -> Record:
     found = _build(Record, record, where)
     if (found.config is None) != (found.retired is not None):
         raise UserError(f"{where}: a record has a config, or says by `retired` why it has none")
+    nearest = {name for name in found.generation or {} if name.endswith("_nearest")}
+    grey = {name.replace("_nearest", "_grey") for name in nearest} - (found.generation or {}).keys()
+    if found.T < 1 or grey or (found.full_bound is not None and found.bound.kl_m is None):
+        raise UserError(f"{where} is not a whole record: T, generation or bound.kl_m")
     return found
 
 
 def _build(cls: type[R], data: Any, where: str) -> R:
     """A dataclass from a mapping that has at least its fields."""
     if not isinstance(data, dict):
-        raise UserError(f"{where} must be a mapping, got {_shown(data)}")
+        raise UserError(f"{where} must be a mapping, got {shown(data)}")
     known, hints = fields(cls), get_type_hints(cls)  # pyright: ignore[reportArgumentType]
     if missing := [f.name for f in known if f.default is MISSING and f.name not in data]:
         raise UserError(f"{where} is not a whole record: it lacks {', '.join(missing)}")
@@ -168,8 +188,8 @@ def _check(hint: Any, value: Any, where: str) -> Any:
         return _build(hint, value, where)  # pyright: ignore[reportArgumentType]
     if hint is Any:
         return value
-    if not _is_of(plain, value):
-        raise UserError(f"{where} must be {plain.__name__}, got {_shown(value)}")
+    if not _is_of(plain, value) or (plain is str and not value.isprintable()):
+        raise UserError(f"{where} must be {plain.__name__}, got {shown(value)}")
     if plain is list:
         return [_check(args[0], one, where) for one in value]
     if plain is dict:
@@ -183,11 +203,6 @@ def _is_of(kind: Any, value: Any) -> bool:
     return isinstance(value, (int, float) if kind is float else kind)
 
 
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
 def is_resized(record: dict[str, Any]) -> bool:
     """Whether a record is of weights in a memory of another size than they were trained with."""
     return bool(record.get("resized", record.get("elsewhere", False)))
@@ -199,8 +214,10 @@ def is_resized(record: dict[str, Any]) -> bool:
 def record_name(record: dict[str, Any]) -> str:
     """Where a record lies under `results/`."""
     variant = f"-{record['variant']}" if record["variant"] else ""
-    name = f"{record['preset']}/{record['model']}{variant}-s{record['seed']}"
-    return f"{name}{_split_suffix(record)}.json"
+    name = f"{record['model']}{variant}-s{record['seed']}{_split_suffix(record)}.json"
+    for part in (record["preset"], name):  # a record's words are its author's
+        require_name(part, "a record's name")
+    return f"{record['preset']}/{name}"
 
 
 def run_record_name(record: dict[str, Any]) -> str:
@@ -237,11 +254,9 @@ def write_record(record: dict[str, Any], path: Path) -> None:
     """As JSON, all of it or nothing."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.tmp")
-        temporary.write_text(json.dumps(record, indent=2) + "\n")
-        os.replace(temporary, path)
     except OSError as error:
-        raise UserError(f"cannot write record {path}: {error.strerror}") from error
+        raise UserError(f"cannot write record {path}: {reason(error)}") from error
+    write_whole(path, json.dumps(record, indent=2) + "\n")
 
 
 def read_record(path: Path) -> dict[str, Any]:
@@ -253,10 +268,7 @@ def read_record(path: Path) -> dict[str, Any]:
     if file is None:
         what = f"run `kanerva evaluate {path}` first" if path.is_dir() else "no such file"
         raise UserError(f"no evaluation record at {files[0]}: {what}")
-    try:
-        record = json.loads(file.read_text())
-    except (json.JSONDecodeError, UnicodeDecodeError, OSError) as error:
-        raise UserError(f"{file} is not a record: {error}") from error
+    record = read_json(file)
     check_record(record, str(file))
     return record
 

@@ -11,7 +11,9 @@ def table(record: dict[str, Any]) -> str:
     """A record as the table `kanerva evaluate` prints."""
     part = f", {record['n_episodes']} episodes only" if record["partial"] else ""
     memory = record["memory"]
-    steps = f" of step {record['best_step']}, run at {record['steps']}" if "steps" in record else ""
+    steps = ""
+    if record.get("steps") is not None:
+        steps = f" of step {record.get('best_step')}, run at {record['steps']}"
     lines = [
         f"{record['model']} on {record['preset']} {record['split']} "
         f"({record['n_images']} images{part}), T={record['T']}, K={record['K']}, "
@@ -32,16 +34,15 @@ def table(record: dict[str, Any]) -> str:
         lines.append(f"{name:<22}{figures} {entry['bits_per_dim']:9.4f}")
 
     row("bound", record["bound"])
-    if "full_bound" in record:
-        full = record["full_bound"]
+    if full := record.get("full_bound"):
         lines.append(
             f"{'  with KL(M) charged':<22}{full['nll_nats']:9.2f}{'KL(M)/T':>18} "
             f"{record['bound']['kl_m']:8.2f} {full['bits_per_dim']:9.4f}"
         )
-    if "iwae" in record:
-        lines.append(f"{'iwae_' + str(record['iwae']['k']):<22}{record['iwae']['nll_nats']:9.2f}")
+    if tighter := record.get("iwae"):
+        lines.append(f"{'iwae_' + str(tighter['k']):<22}{tighter['nll_nats']:9.2f}")
     row("paper_style (no bound)", record["paper_style"])
-    for how, entry in record.get("other_binarizations", {}).items():
+    for how, entry in (record.get("other_binarizations") or {}).items():
         row(f"bound, {how}", entry)
     lines.append(f"given another memory, on {record['controls']['n_images']} images:")
     for name in CONTROLS:
@@ -82,7 +83,7 @@ def compare(records: list[dict[str, Any]]) -> str:
     first += ",".join(CONTROLS)
     last = "floats/img,bits/img,params,img/s,minutes,images"  # minutes of training
     rows = [[*first.split(","), *last.split(",")]]
-    charged = any("full_bound" in r for r in records)  # a model with a distribution over memories
+    charged = any(r.get("full_bound") for r in records)  # a model with a distribution over memories
     if charged:
         rows[0].insert(9, "with KL(M)")
     for r in sorted(records, key=lambda r: (r["preset"], r["bound"]["nll_nats"])):

@@ -27,6 +27,7 @@ from kanerva.errors import UserError
 from kanerva.evaluation.records import write_record
 from kanerva.models.base import MemoryModel
 from kanerva.models.loading import load
+from kanerva.pictures import write_picture
 from kanerva.presets import preset
 from kanerva.provenance import commit, device_name, versions
 from kanerva.seeding import stream
@@ -249,12 +250,9 @@ def save_picture(finding: Finding, path: Path) -> list[str]:
         return []
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        if isinstance(finding.picture, Figure):
-            finding.picture.savefig(path, dpi=110)
-        else:
-            finding.picture.save(path)
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}") from error
+    write_picture(finding.picture, path)
     return [path.name]
 
 

@@ -3,7 +3,6 @@
 python -m kanerva.lab.page docs/experiments results/reproduce
 """
 
-import json
 import os
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 from kanerva.errors import UserError
 from kanerva.lab.experiments import NAMES, experiment
+from kanerva.plain_files import read_json
 
 HEAD = """\
 # The paper's experiments, and what goes beyond
@@ -32,8 +32,8 @@ def read_records(folder: Path) -> list[dict[str, Any]]:
     """All records of experiments in a folder."""
     found = []
     for path in sorted(folder.glob("*.json")):
-        record = json.loads(path.read_text())
-        if record.get("kind") != "reproduce":
+        record = read_json(path)
+        if not isinstance(record, dict) or record.get("kind") != "reproduce":
             raise UserError(f"{path} is no record of kanerva reproduce")
         found.append(record)
     return found

@@ -14,7 +14,6 @@ Figures and plain numbers are joined by + - * / between spaces; `as .1f` says ho
     python -m kanerva.lab.quote README.md RESULTS.md
 """
 
-import json
 import math
 import re
 import statistics
@@ -31,6 +30,7 @@ from kanerva.lab.benchmark.timing import read_measurement
 from kanerva.lab.experiments.table1 import collect_cells, format_cells, headline, judge_cells
 from kanerva.lab.paper_figures import TABLE1
 from kanerva.lab.tables import SETS, keys, samples, sizes
+from kanerva.plain_files import read_json
 
 TABLES: dict[str, Callable[[list[dict[str, Any]]], str]] = {
     "table": lambda records: table(records[0]),
@@ -117,7 +117,7 @@ def look_up(name: str, root: Path) -> float:
 
 def read_field(path: Path, field: str) -> float:
     """A number of a record; of a score its nats."""
-    value = json.loads(path.read_text())
+    value = read_json(path)
     for part in field.split("."):
         try:
             value = value[int(part)] if isinstance(value, list) else value[part]

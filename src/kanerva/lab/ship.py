@@ -15,7 +15,6 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import yaml
 from torch import Tensor
 
 from kanerva.config import to_dict
@@ -29,11 +28,12 @@ from kanerva.lab.card import card
 from kanerva.models.base import MemoryModel
 from kanerva.models.checkpoint_io import CONFIG, WEIGHTS
 from kanerva.models.loading import PRETRAINED, load
-from kanerva.runs import read_run_config
-from kanerva.training.checkpoint import STATE, file_digest, read_state
+from kanerva.plain_files import file_digest
+from kanerva.runs import read_run_config, write_run_config
+from kanerva.training.checkpoint import STATE, read_state
 
 MOST = 6_000_000  # bytes of weights; the package is to stay a quick download
-RECORD, CARD = "evaluation.json", "card.md"
+RECORD, CARD, RUN = "evaluation.json", "card.md", "config.yaml"
 
 
 def ship(
@@ -57,7 +57,7 @@ def ship(
         made.mkdir()
         model = load(run)
         save_halved(model, made)
-        (made / "config.yaml").write_text(yaml.safe_dump(to_dict(config), sort_keys=False))
+        write_run_config(made, config)
         record = evaluate(run, load(made), data_root=data_root, control_images=control_images)
         record |= {"command": f"python -m kanerva.lab.ship RUN {name}"}
         episodes = fixed_episodes(config, load_split(config, "test", data_root), model.device)
@@ -65,7 +65,7 @@ def ship(
             "name": name,
             "dtype": "float16",
             "bytes": (made / WEIGHTS).stat().st_size,
-            "sha256": {file: file_digest(made / file) for file in (WEIGHTS, CONFIG)},
+            "sha256": {file: file_digest(made / file) for file in (WEIGHTS, CONFIG, RUN)},
             "unrounded_nll_nats": bound(model, episodes, title="unrounded").nll_nats,
             "trained": trained,
         }
@@ -95,7 +95,6 @@ def save_halved(model: MemoryModel, folder: Path) -> None:
     of both files.
     """
     write_tensors(folder / WEIGHTS, halved(model.state_dict()), {"format": "pt"})
-    (folder / WEIGHTS).chmod(0o644)  # safetensors keeps files to their owner; these are everyone's
     (folder / CONFIG).write_text(json.dumps(to_dict(model.config), indent=2) + "\n")
     size = (folder / WEIGHTS).stat().st_size
     if size > MOST:

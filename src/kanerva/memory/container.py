@@ -10,10 +10,12 @@ Blocks lie in the stream in order of handle, and in the first cells when it is r
 import hashlib
 import struct
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
 from kanerva.errors import UserError
+from kanerva.plain_files import open_regular
 
 MAGIC = b"\x89KANERVA"
 VERSION = 4
@@ -47,8 +49,6 @@ class Container:
     @classmethod
     def unpack(cls, data: bytes, name: str) -> "Container":
         """From a file's bytes; whatever was altered is refused."""
-        if not is_container(data):
-            raise UserError(f"{name} is not a saved memory")
         if len(data) < SIZE:
             raise UserError(f"{name} is a damaged memory: it is cut off")
         *fields, seal = HEADER.unpack(data[: HEADER.size])
@@ -67,9 +67,14 @@ class Container:
         return cls(fingerprint, cells, issued, owned, data[SIZE : SIZE + stream], symbols)
 
 
-def is_container(data: bytes) -> bool:
-    """Whether bytes begin as such a file does."""
-    return data[: len(MAGIC)] == MAGIC
+def read_container(path: Path) -> bytes | None:
+    """The bytes of such a file; None of a file of another kind, or where there is none."""
+    try:
+        with open_regular(path) as file:
+            start = file.read(len(MAGIC))
+            return start + file.read() if start == MAGIC else None
+    except OSError:
+        return None
 
 
 def _varint(value: int) -> bytes:

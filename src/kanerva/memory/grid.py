@@ -99,3 +99,24 @@ def deal(
     """Deal each episode's samples to cells at random, one each."""
     chance = uniform((batch, grid.capacity), generator, device)
     return chance.argsort(dim=1)[:, :length]
+
+
+def check_owners(owners: Int[Tensor, "*B cells"], issued: int) -> None:
+    """Refuse handles that lie in two cells of one memory, or that were never given out."""
+    rows = owners.reshape(-1, owners.shape[-1]).sort(dim=-1).values
+    if bool(((rows[:, 1:] == rows[:, :-1]) & (rows[:, 1:] >= 0)).any()):
+        raise UserError("a handle lies in two cells")
+    if not -1 <= int(owners.min()) <= int(owners.max()) < max(issued, 1):
+        raise UserError("a handle was never given out")
+
+
+def lies_in_cells(
+    map: Float[Tensor, "B Cm Hm Wm"], owners: Int[Tensor, "B cells"], tensors: dict[str, Tensor]
+) -> bool:
+    """Whether the slots of a file of kanerva 0.1, whose blocks might overlap, are cells."""
+    grid = Grid(owners.shape[-1], (map.shape[-2], map.shape[-1]))
+    off = (tensors["points"] - grid.centres()).abs().amax(dim=-1).reshape(owners.shape)
+    fits = "blocks" not in tensors or tuple(tensors["blocks"].shape[-2:]) == grid.block
+    pixels = map.flatten(2)[:, :, grid.pixels()]  # (B, Cm, cells, hw)
+    blank = bool((pixels.movedim(2, 1)[owners < 0] == 0).all())  # no block reaches a free cell
+    return fits and blank and bool((off[owners >= 0] < 1e-4).all())

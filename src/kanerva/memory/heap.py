@@ -18,17 +18,20 @@ from PIL import Image
 from torch import Tensor
 
 from kanerva.errors import UserError
-from kanerva.files import read_tensors, write_tensors, write_whole
+from kanerva.files import FLOATS, read_tensors, require_tensor, write_tensors
 from kanerva.memory.codec import BlockCodec
-from kanerva.memory.container import Container, is_container
+from kanerva.memory.container import Container, read_container
 from kanerva.memory.detail import ALL, Detail, symbol_digest
-from kanerva.memory.grid import Grid
+from kanerva.memory.grid import Grid, check_owners, lies_in_cells
 from kanerva.memory.map_picture import map_picture
 from kanerva.memory.quantise import pack, quantise, unpack
+from kanerva.plain_files import reason, shown, write_whole
 from kanerva.shapes import Blocks, Cells
 
 # 1: a float32 map, no slots. 2: with points and blocks of slots, which follow from the grid.
 _FORMAT, _OLDER = "kanerva-memory-3", ("kanerva-memory-1", "kanerva-memory-2")
+_STORED = (torch.float32, torch.bfloat16, torch.int8, torch.uint8)
+_SEALED = (_FORMAT, "kanerva-memory-2")  # the first had no digest yet
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,8 +149,10 @@ class Memory:
 
     def slot_of(self, handle: int) -> int:
         """The cell in which a handle's block lies."""
-        found = (self._require_one() == handle).nonzero()
-        if handle < 0 or len(found) == 0:
+        owners = self._require_one()
+        known = handle if 0 <= handle < self.issued else self.issued  # a number that tensors hold
+        found = (owners == known).nonzero()
+        if len(found) == 0:
             raise UserError(f"handle {handle} is not held: it was freed, or never given out")
         return int(found[0, 0])
 
@@ -209,7 +214,10 @@ class Memory:
         if self.is_batch and len(handles) == 1 and isinstance(handles[0], Tensor):
             return self._clear(self._named(handles[0]))
         owners = self._require_one()
-        named = [h for one in handles for h in torch.as_tensor(one).flatten().tolist()]
+        try:
+            named = [h for one in handles for h in torch.as_tensor(one).flatten().tolist()]
+        except (ValueError, RuntimeError, OverflowError) as error:  # numbers that no tensor holds
+            raise UserError(f"handles {shown(handles)} are not held") from error
         if len(set(named)) != len(named):
             raise UserError(f"a handle is named twice: {named}")
         if not named:
@@ -288,6 +296,7 @@ class Memory:
     def save(self, path: str | Path, dtype: str = "float32") -> None:
         """Write one file, all of it or nothing; `dtype`: float32, bfloat16, int8 or int4, where
         blocks are floats."""
+        require_tensor({"map": self.map}, "map", f"cannot write {path}", FLOATS)
         if self.detail is not None:
             return write_whole(Path(path), self.as_container().pack())
         about = {"format": _FORMAT, "dtype": dtype, "shape": json.dumps(list(self.map.shape))}
@@ -324,24 +333,27 @@ class Memory:
     def load(cls, path: str | Path, empty: "Memory | None" = None) -> "Memory":
         """Read what `save` wrote; a file that is no memory, or was altered, is refused. Bits are
         read by the model that wrote them: give an `empty` memory of its, `model.empty()`."""
-        path = Path(path)
-        if path.is_file() and is_container(content := path.read_bytes()):
+        if (content := read_container(Path(path))) is not None:
             if empty is None or empty.codec is None:
                 raise UserError(f"{path} holds bits: Memory.load(path, model.empty()) reads it")
             return empty._fill(Container.unpack(content, str(path)), str(path))
-        tensors, about = read_tensors(Path(path))
+        tensors, about = read_tensors(Path(path), lambda about: about.get("format") in _SEALED)
         if about.get("format") not in (_FORMAT, *_OLDER) or "map" not in tensors:
             raise UserError(f"{path} is not a saved memory (format {about.get('format')})")
         try:
             shape = json.loads(about.get("shape", json.dumps(list(tensors["map"].shape))))
+            require_tensor(tensors, "map", "it", _STORED)
             map = unpack(tensors, about.get("dtype", "float32"), tuple(shape))
-            issued = int(json.loads(about.get("issued", "0")))
-        except (KeyError, ValueError, RuntimeError, TypeError) as error:
-            raise UserError(f"{path} is a damaged memory: {error!r}") from error
-        if not map.isfinite().all():
-            raise UserError(f"{path} holds no finite map")
-        memory = cls(map, tensors.get("owners"), issued)
-        if about.get("disjoint") == "false" and not memory._lies_in_cells(tensors):
+            issued = json.loads(about.get("issued", "0"))
+            memory = cls(map, tensors.get("owners"), issued)
+            memory._check_file(tensors, tuple(shape))
+            cells = memory.as_batch()
+            between = about.get("disjoint") == "false" and not lies_in_cells(
+                cells.map, cells.require_slots(), tensors
+            )
+        except (LookupError, ValueError, RuntimeError, TypeError) as error:
+            raise UserError(f"{path} is a damaged memory: {reason(error)}") from error
+        if between:
             raise UserError(f"{path} holds blocks between cells: read it with kanerva 0.1")
         return memory
 
@@ -354,7 +366,10 @@ class Memory:
             raise UserError(
                 f"{name} has {saved.cells} cells, and this model's memories {self.capacity}"
             )
-        gists, detail = self.codec.decode(saved.stream, len(saved.handles))
+        try:
+            gists, detail = self.codec.decode(saved.stream, len(saved.handles))
+        except (ValueError, LookupError, RuntimeError, AssertionError) as error:
+            raise UserError(f"{name} is a damaged memory: {reason(error)}") from error
         if symbol_digest(gists, detail) != saved.symbols:
             raise UserError(f"{name} decodes to other blocks than were written")
         device = self.map.device
@@ -368,15 +383,19 @@ class Memory:
         owners[: len(gists)] = torch.tensor(saved.handles, dtype=owners.dtype, device=device)
         return replace(memory, owners=owners, issued=saved.issued)
 
-    def _lies_in_cells(self, tensors: dict[str, Tensor]) -> bool:
-        """Whether the slots of an older file, whose blocks might overlap, are cells."""
-        owners, grid = self.require_slots(), self.grid
-        off = (tensors["points"] - grid.centres()).abs().amax(dim=-1)
-        fits = "blocks" not in tensors or tuple(tensors["blocks"].shape[-2:]) == grid.block
-        pixels = self.as_batch().map.flatten(2)[:, :, grid.pixels()]  # (B, Cm, cells, hw)
-        free = self.as_batch().require_slots() < 0
-        blank = bool((pixels.movedim(2, 1)[free] == 0).all())  # no block reaches into a free cell
-        return fits and blank and bool((off[owners >= 0] < 1e-4).all())
+    def _check_file(self, tensors: dict[str, Tensor], shape: tuple[int, ...]) -> None:
+        """Refuse what `save` never writes: other types and shapes, numbers that are not finite, a
+        handle in two cells, or one that was not given out and would be given out again."""
+        require_tensor({"map": self.map}, "map", "it", [torch.float32], shape)
+        if "scale" in tensors:
+            require_tensor(tensors, "scale", "it", [torch.float32], (*shape[:-3], 1, 1, 1))
+        if type(self.issued) is not int or self.issued < 0:
+            raise UserError(f"{self.issued!r} handles were given out")
+        if self.owners is not None:
+            lead = (*shape[:-3], self.capacity)
+            owners = require_tensor(tensors, "owners", "it", [torch.int64], lead)
+            check_owners(owners, self.issued)
+            self.grid  # noqa: B018  refuses a number of cells that makes none
 
     def to_image(self, scale: int = 4) -> Image.Image:
         """The map as a picture (`map_picture`)."""

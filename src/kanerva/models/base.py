@@ -5,7 +5,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from huggingface_hub import PyTorchModelHubMixin
@@ -20,6 +20,7 @@ from kanerva.memory.heap import Memory
 from kanerva.memory.quantise import bits, quantise
 from kanerva.models.checkpoint_io import CARD, load_pretrained, save_weights
 from kanerva.models.terms import ElboTerms
+from kanerva.plain_files import reason, write_whole
 from kanerva.seeding import Noise, as_generator
 from kanerva.shapes import Episode, PerImage, Readout
 
@@ -28,6 +29,7 @@ Observed = Float[Tensor, "*B T H W"]  # 1 where a pixel of a cue is visible, els
 Near = tuple[Float[Tensor, "*key"], float]  # a key, and how far around it
 Handles = Int[Tensor, "*B T"] | list[int]
 LogWeights = Callable[[], PerImage]  # a log-weight of each image, of new latents at each call
+MOST_NUMBERS = 2**26  # in the pixels of samples that are drawn together
 M = TypeVar("M", bound="MemoryModel")  # not Self: beartype checks methods one by one
 
 
@@ -221,7 +223,7 @@ class MemoryModel(
                 f"expected images (T, C, H, W) or (B, T, C, H, W) with (C, H, W) = "
                 f"{self.config.image}, got {tuple(images.shape)}"
             )
-        if images.shape[-4] == 0:
+        if 0 in images.shape[:-3]:
             raise UserError("an episode needs at least one image, got none")
         if images.dtype == torch.uint8:
             if self.config.likelihood == "bernoulli":
@@ -233,6 +235,9 @@ class MemoryModel(
         if not images.is_floating_point():
             raise UserError(f"expected float images on [0, 1] or uint8, got {images.dtype}")
         images = images.float()
+        steps = self.training and torch.is_grad_enabled()  # which skip such images by their loss
+        if not steps and not images.isfinite().all():
+            raise UserError("images hold numbers that are not finite")
         return images if images.ndim == 5 else images[None]
 
     def as_pixels(self, images: Images) -> Episode:
@@ -289,6 +294,9 @@ class MemoryModel(
         """Refuse what `generate` cannot draw."""
         if num_samples < 1:
             raise UserError(f"num_samples must be at least 1, got {num_samples}")
+        if num_samples * math.prod(self.config.image) > MOST_NUMBERS:
+            most = MOST_NUMBERS // math.prod(self.config.image)
+            raise UserError(f"{num_samples} samples are too many at once: at most {max(most, 1)}")
         if near is not None and not self.has_keys:
             raise UserError(f"{self.config.name} has no keys: there is nothing to be near to")
         if near is not None and tuple(near[0].shape) != self.key_shape:
@@ -308,6 +316,28 @@ class MemoryModel(
 
     # Weights are two files, model.safetensors and config.json, here and on the Hub;
     # `save_pretrained` adds a card.
+
+    def save_pretrained(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self,
+        save_directory: str | Path,
+        *,
+        repo_id: str | None = None,
+        push_to_hub: bool = False,
+        **options: Any,
+    ) -> str | None:
+        """As the mixin has it, but that would begin by removing the config.json that is there.
+        `options` are `push_to_hub`'s."""
+        folder = Path(save_directory)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"cannot write {folder}: {reason(error)}") from error
+        self._save_pretrained(folder)
+        if not (folder / "README.md").exists():
+            card = self.generate_model_card(**options.get("model_card_kwargs", {}))
+            write_whole(folder / "README.md", str(card))
+        name = repo_id or folder.name
+        return self.push_to_hub(name, **options) if push_to_hub else None
 
     def _save_pretrained(self, save_directory: Path) -> None:
         save_weights(self, save_directory)

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from kanerva.config import ModelConfig, model_from_dict, to_dict
 from kanerva.errors import UserError
-from kanerva.files import read_tensors, write_tensors
+from kanerva.files import FLOATS, read_tensors, require_tensor, write_tensors
+from kanerva.plain_files import read_json, write_whole
 
 if TYPE_CHECKING:
     from kanerva.models.base import MemoryModel
@@ -44,8 +45,12 @@ def load_pretrained(
         files = {file: Path(name) / file for file in (CONFIG, WEIGHTS)}
     else:
         files = {file: hub_file(str(name), file, **options) for file in (CONFIG, WEIGHTS)}
-    model = cls(read_config(files[CONFIG]))
-    load_weights(model, files[WEIGHTS])
+    config = read_config(files[CONFIG])
+    weights = read_weights(files[WEIGHTS])
+    with torch.device("meta"):  # sizes that a config claims take memory only once weights have them
+        require_fit(weights, cls(config).state_dict(), files[WEIGHTS])
+    model = cls(config)
+    model.load_state_dict(weights)
     return model.to(map_location).eval()
 
 
@@ -71,8 +76,10 @@ def save_weights(
     `weights` are the model's own, unless given."""
     state = model.state_dict() if weights is None else weights
     config = to_dict(model.config)
+    for name, value in state.items():
+        require_tensor(state, name, f"cannot write {folder}", [value.dtype])
     write_tensors(folder / WEIGHTS, state, {"format": "pt", "config": _fingerprint(config)})
-    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+    write_whole(folder / CONFIG, json.dumps(config, indent=2) + "\n")
 
 
 def _fingerprint(config: object) -> str:
@@ -85,11 +92,7 @@ def read_config(path: Path) -> ModelConfig:
     """The config a checkpoint was made with."""
     if not path.is_file():
         raise UserError(f"no checkpoint here: {path} is missing")
-    try:
-        data = json.loads(path.read_text())
-    except (json.JSONDecodeError, UnicodeDecodeError, OSError) as error:
-        raise UserError(f"{path} is damaged or unreadable: {error}") from error
-    return model_from_dict(data, where=str(path))
+    return model_from_dict(read_json(path), where=str(path))
 
 
 _RENAMED = {"key_posterior.net.": "key_network.net.", "placer.": "placement."}  # since 0.1
@@ -104,19 +107,26 @@ def _name_today(name: str) -> str:
 
 def load_weights(model: nn.Module, path: Path) -> None:
     """Fill a model from `model.safetensors`; names, shapes and config must be those it had."""
-    state, about = read_tensors(path)
-    state = {_name_today(name): value for name, value in state.items()}
-    expected = model.state_dict()
-    for name in sorted(expected.keys() ^ state.keys()):
-        side = "lacks" if name in expected else "has an unknown tensor"
-        raise UserError(f"{path} does not fit its config.json: it {side} {name}")
-    for name, value in state.items():
-        if value.shape != expected[name].shape:
-            raise UserError(
-                f"{path} does not fit its config.json: {name} is {tuple(value.shape)}, "
-                f"not {tuple(expected[name].shape)}"
-            )
-    written = json.loads((path.parent / CONFIG).read_text())
-    if about.get("config", _fingerprint(written)) != _fingerprint(written):
+    weights = read_weights(path)
+    require_fit(weights, model.state_dict(), path)
+    model.load_state_dict(weights)
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """The tensors of `model.safetensors`. In a run's checkpoints, and where they name their config,
+    they are ours and have a digest; from elsewhere they need not."""
+    of_run = path.parent.parent.name == "checkpoints"
+    weights, about = read_tensors(path, lambda about: of_run or "config" in about)
+    if "config" in about and about["config"] != _fingerprint(read_json(path.parent / CONFIG)):
         raise UserError(f"{path} does not fit its config.json, which was altered")
-    model.load_state_dict(state)
+    return {_name_today(name): value for name, value in weights.items()}
+
+
+def require_fit(weights: dict[str, Tensor], expected: dict[str, Tensor], where: object) -> None:
+    """Refuse weights of other names, shapes or types than a model's, or that are not finite."""
+    where = f"{where} does not fit its config.json"
+    for name in weights.keys() - expected.keys():
+        raise UserError(f"{where}: it has an unknown tensor {name}")
+    for name, value in expected.items():
+        kinds = FLOATS if value.is_floating_point() else [value.dtype]
+        require_tensor(weights, name, where, kinds, value.shape)

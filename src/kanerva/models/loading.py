@@ -1,5 +1,6 @@
 """Trained models by name: those that ship, run folders, checkpoint folders, Hub ids."""
 
+import os
 import re
 from pathlib import Path
 
@@ -8,7 +9,8 @@ import torch
 from kanerva.errors import UserError
 from kanerva.models import model_class
 from kanerva.models.base import MemoryModel
-from kanerva.models.checkpoint_io import CONFIG, hub_file, read_config
+from kanerva.models.checkpoint_io import CONFIG, WEIGHTS, hub_file, read_config
+from kanerva.plain_files import file_digest, read_json
 
 PRETRAINED = Path(__file__).parents[1] / "pretrained"  # a folder for each model that ships
 
@@ -16,7 +18,8 @@ PRETRAINED = Path(__file__).parents[1] / "pretrained"  # a folder for each model
 def _checkpoint_in(run: Path) -> Path | None:
     names = ["best", ".best.old", "last", ".last.old"]  # old: a save was killed half way
     folders = [run, *(run / "checkpoints" / name for name in names)]
-    return next((folder for folder in folders if (folder / CONFIG).is_file()), None)
+    # os.path: False for names that no system takes
+    return next((folder for folder in folders if os.path.isfile(folder / CONFIG)), None)
 
 
 def checkpoint_folder(run: Path) -> Path:
@@ -53,15 +56,31 @@ def shipped_folder(name: str | Path) -> Path | None:
     return None if newest is None else PRETRAINED / newest
 
 
+def check_shipped(folder: Path) -> None:
+    """Refuse a shipped model whose files are not those that its record was made with."""
+    path = folder / "evaluation.json"
+    record = read_json(path)
+    about = record.get("shipped") if isinstance(record, dict) else None
+    digests = about.get("sha256") if isinstance(about, dict) else None
+    if not isinstance(digests, dict) or not {CONFIG, WEIGHTS} <= digests.keys():
+        raise UserError(f"{path} is damaged: install kanerva again")
+    for file in (CONFIG, WEIGHTS, "config.yaml"):
+        if digests.get(file) != file_digest(folder / file):
+            raise UserError(f"{folder / file} was altered: install kanerva again")
+
+
 def load(name: str | Path, *, device: str | torch.device = "cpu") -> MemoryModel:
     """A trained model, ready to evaluate: the name of one that ships with the package, a run
     folder, a checkpoint folder or a Hub id."""
-    path = shipped_folder(name) or Path(name)
-    local = len(path.parts) != 2 or path.parts[0] == "runs" or path.parent.is_dir()
+    ours = shipped_folder(name)
+    path = Path(name) if ours is None else ours
+    if ours is not None:
+        check_shipped(ours)
+    local = len(path.parts) != 2 or path.parts[0] == "runs" or os.path.isdir(path.parent)
     if local:  # a Hub id is owner/name
-        if not path.is_dir():
+        if not os.path.isdir(path):
             ships = "" if len(path.parts) > 1 else f"; shipped models: {', '.join(shipped())}"
-            raise UserError(f"no run folder at {path} (looked in {Path.cwd()}){ships}")
+            raise UserError(f"no run folder at {path} (looked in {Path.cwd()}){ships}"[:1000])
         folder = checkpoint_folder(path)
         model = model_class(read_config(folder / CONFIG).name)
         return model.from_pretrained(folder, map_location=device)

@@ -5,7 +5,6 @@ A checkpoint is a folder: `model.safetensors` and `config.json`; a resumable one
 a truncated or altered file is noticed before anything is trained on.
 """
 
-import hashlib
 import json
 import os
 import shutil
@@ -18,10 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kanerva.config import coerce
 from kanerva.errors import UserError
 from kanerva.files import read_tensors, write_tensors
 from kanerva.models.base import MemoryModel
 from kanerva.models.checkpoint_io import CONFIG, WEIGHTS, load_weights, save_weights
+from kanerva.plain_files import file_digest, read_sealed, reason, sealed, sync, write_whole
 
 OPTIMIZER, STATE = "optimizer.safetensors", "state.json"
 
@@ -43,48 +44,44 @@ def _old(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}.old")
 
 
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+def _temporary(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.tmp")
 
 
-def file_digest(path: Path) -> str:
-    """SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _remove(folder: Path) -> None:
+    """What stands there, if anything; of a link the link."""
+    if folder.is_symlink():
+        folder.unlink()
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
 def _replacing(folder: Path) -> Iterator[Path]:
     """A fresh folder to fill, which then takes the place of `folder`; `recover` finishes what a
     kill interrupts, and what cannot be written (a full disk) is a `UserError`."""
-    temporary = folder.with_name(f".{folder.name}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
+    temporary = _temporary(folder)
     try:
+        _remove(temporary)
         temporary.mkdir(parents=True)
         yield temporary
-        for path in [*temporary.iterdir(), temporary]:
-            _sync(path)
-        shutil.rmtree(_old(folder), ignore_errors=True)
-        if folder.exists():
+        _remove(_old(folder))
+        if os.path.lexists(folder):
             os.rename(folder, _old(folder))
         os.rename(temporary, folder)
-        _sync(folder.parent)
-        shutil.rmtree(_old(folder), ignore_errors=True)
+        sync(folder.parent)
+        _remove(_old(folder))
     except (OSError, UserError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise UserError(f"cannot save checkpoint {folder}: {reason}") from error
+        raise UserError(f"cannot save checkpoint {folder}: {reason(error)}") from error
 
 
 def recover(folder: Path) -> None:
-    """After a kill between two renames the previous checkpoint still stands under its old name."""
+    """After a kill between two renames the previous checkpoint still stands under its old name.
+    What a killed save left is removed."""
     if not folder.exists() and _old(folder).exists():
         os.rename(_old(folder), folder)
-    shutil.rmtree(_old(folder), ignore_errors=True)
+    _remove(_old(folder))
+    _remove(_temporary(folder))
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -157,14 +154,8 @@ def save_last(
         save_weights(model, temporary, state.weights)
         write_tensors(temporary / OPTIMIZER, state.rest, {"format": "pt"})
         digests = {name: file_digest(temporary / name) for name in (WEIGHTS, CONFIG, OPTIMIZER)}
-        content = {"progress": asdict(progress), "sha256": digests, "about": about}
-        content["seal"] = _seal(content)
-        (temporary / STATE).write_text(json.dumps(content, indent=2) + "\n")
-
-
-def _seal(state: dict[str, Any]) -> str:
-    content = {key: value for key, value in state.items() if key != "seal"}
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+        content = sealed({"progress": asdict(progress), "sha256": digests, "about": about})
+        write_whole(temporary / STATE, json.dumps(content, indent=2) + "\n")
 
 
 def read_state(folder: Path) -> dict[str, Any]:
@@ -172,14 +163,12 @@ def read_state(folder: Path) -> dict[str, Any]:
     path = folder / STATE
     if not path.is_file():
         raise UserError(f"nothing to resume: {path} is missing")
-    try:
-        state = json.loads(path.read_text())
-        intact = state["seal"] == _seal(state)
-        progress = state["progress"]
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
-        raise UserError(f"{path} is damaged: {error}") from error
-    if not intact or set(progress) != {f.name for f in fields(Progress)}:
-        raise UserError(f"{path} was altered after it was saved")
+    state = read_sealed(path)
+    progress, digests = state.get("progress"), state.get("sha256")
+    known = {f.name for f in fields(Progress)}
+    if not isinstance(progress, dict) or set(progress) != known or not isinstance(digests, dict):
+        raise UserError(f"{path} is not the state of a run")
+    coerce(Progress, progress, str(path))
     return state
 
 
@@ -192,7 +181,8 @@ def restore(
     """Load what `save_last` wrote into a model and optimiser built from the same config, once its
     files are found to be those that `state.json` was saved with."""
     saved = read_state(folder)
-    for name, digest in saved["sha256"].items():
+    for name in (WEIGHTS, CONFIG, OPTIMIZER):
+        digest = saved["sha256"].get(name)
         if not (folder / name).is_file() or file_digest(folder / name) != digest:
             raise UserError(f"{folder / name} is truncated or was altered after it was saved")
     load_weights(model, folder / WEIGHTS)

@@ -18,8 +18,8 @@ def make_fabric(config: RunConfig, accelerator: str) -> Fabric:
 
     The batch of a config is that of all processes together. Each keeps the weights whole.
     """
-    world = int(os.environ.get("WORLD_SIZE", 1))
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", world))
+    world = read_count("WORLD_SIZE", 1)
+    here = read_count("LOCAL_WORLD_SIZE", world)
     if config.batch % world:
         raise UserError(
             f"batch={config.batch} does not divide among {world} processes: use a multiple"
@@ -45,6 +45,14 @@ def make_fabric(config: RunConfig, accelerator: str) -> Fabric:
         )
     fabric.launch()
     return fabric
+
+
+def read_count(variable: str, default: int) -> int:
+    """A number of processes that the environment gives."""
+    value = os.environ.get(variable, str(default))
+    if not value.isdecimal() or not 0 < int(value[:9]) <= 10**6:
+        raise UserError(f"{variable}={value} is no number of processes: unset it, or use torchrun")
+    return int(value)
 
 
 def average_over_processes(fabric: Fabric, tensor: Tensor) -> None:

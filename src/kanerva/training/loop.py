@@ -23,12 +23,12 @@ from kanerva.data.splits import fixed_episodes, load_split, training_episodes
 from kanerva.errors import NumbersWentBad, UserError
 from kanerva.evaluation.bound import validation_score
 from kanerva.models.base import MemoryModel
+from kanerva.pictures import write_picture
 from kanerva.provenance import commit, device_name, versions
-from kanerva.runs import check_same_run, locked, open_run
+from kanerva.runs import check_same_run, locked, make_run, saved_config, write_run_config
 from kanerva.seeding import derive_seed, stream
 from kanerva.training.checkpoint import (
     Progress,
-    read_state,
     recover,
     restore,
     run_state,
@@ -82,11 +82,18 @@ def train(
     share = {"rank": fabric.global_rank, "world_size": fabric.world_size}
     episodes = training_episodes(config, train_set, fabric.device, **share)
     validation = fixed_episodes(config, validation_set, fabric.device)
-    on_rank_zero(fabric, lambda: check_run(run, config, resume))
-    trainer = Trainer(config, run, fabric, episodes, validation, resume)
-    on_rank_zero(fabric, lambda: open_run(run, config, resume))
     with ExitStack() as stack:
-        on_rank_zero(fabric, lambda: stack.enter_context(locked(run)))
+
+        def lock() -> None:
+            stack.enter_context(locked(run))
+
+        there = resume and (run / "checkpoints").is_dir()
+        on_rank_zero(fabric, lambda: lock() if there else None)  # before the first write
+        on_rank_zero(fabric, lambda: check_run(run, config, resume))
+        trainer = Trainer(config, run, fabric, episodes, validation, resume)
+        on_rank_zero(fabric, lambda: make_run(run, resume))
+        on_rank_zero(fabric, lambda: None if there else lock())
+        on_rank_zero(fabric, lambda: write_run_config(run, config))
         caught = stack.enter_context(stop_signals(trainer.compiling))
         try:
             return trainer.fit(caught, deadline, goal)
@@ -101,8 +108,8 @@ def check_run(run: Path, config: RunConfig, resume: bool) -> None:
     last, best = (run / "checkpoints" / name for name in ("last", "best"))
     recover(last)
     recover(best)
-    if last.exists():
-        check_same_run(run, read_state(last)["about"]["config"], config)
+    if (saved := saved_config(last)) is not None:
+        check_same_run(run, saved, config)
 
 
 class Trainer:
@@ -279,7 +286,7 @@ class Trainer:
         episode = self.validation.batch(0, 1).images[0][:16]
         picture = sample_sheet(judged, episode, stream("samples", device=self.fabric.device))
         path = self.run / "samples" / f"step-{progress.step:07d}.png"
-        on_rank_zero(self.fabric, lambda: picture.save(path))
+        on_rank_zero(self.fabric, lambda: write_picture(picture, path))
         return score.nll_nats
 
     def _kept(self) -> str:
@@ -300,7 +307,7 @@ class Trainer:
         self.progress.wall_s += now - self.clock
         self.clock = now
         if not self.reporter.quiet:
-            self.progress.metrics_bytes = self.reporter.metrics.stat().st_size
+            self.progress.metrics_bytes = self.reporter.keep_rows()
         state = run_state(self.model, self.optimizer, self.average)
         on_rank_zero(
             self.fabric, lambda: save_last(self.last, self.model, state, self.progress, self.about)

@@ -2,7 +2,6 @@
 
 import csv
 import io
-import os
 import sys
 import time
 from pathlib import Path
@@ -11,6 +10,7 @@ from tqdm import tqdm
 
 from kanerva.config import RunConfig
 from kanerva.evaluation.bound import Score
+from kanerva.plain_files import append, open_regular, sync, write_whole
 from kanerva.training.checkpoint import Progress
 from kanerva.training.step import StepResult
 
@@ -44,10 +44,26 @@ class Reporter:
         self.bar = tqdm(total=self.total, initial=step, unit="step", disable=hidden)
         if quiet:
             return
-        if step and self.metrics.exists():
-            os.truncate(self.metrics, progress.metrics_bytes)  # what lies beyond was not saved
-        else:
-            self.metrics.write_text(",".join(COLUMNS) + "\n")
+        self._cut_rows(progress.metrics_bytes if step else 0)
+
+    def _cut_rows(self, length: int) -> None:
+        """Leave the rows up to the last checkpoint: what lies beyond was not saved. If some are
+        missing, say so and leave those that are whole."""
+        header = ",".join(COLUMNS) + "\n"
+        rows = b""
+        if length and self.metrics.exists():
+            with open_regular(self.metrics) as file:
+                rows = file.read(length)
+        whole = rows[: rows.rfind(b"\n") + 1]
+        write_whole(self.metrics, whole or header)
+        if len(whole) < length:
+            lost = f"{length - len(whole)} bytes of {self.metrics} are gone"
+            self.say(f"{lost}: it goes on after its last whole row")
+
+    def keep_rows(self) -> int:
+        """The length of metrics.csv, once all of it has reached the disk."""
+        sync(self.metrics)
+        return self.metrics.stat().st_size
 
     def clock(self, step: int) -> tuple[int, float]:
         """A step and when it was: what a rate is counted from."""
@@ -58,8 +74,7 @@ class Reporter:
         self.last_line = time.monotonic()
         if self.quiet:
             return
-        with self.log.open("a") as file:
-            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
+        append(self.log, f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
         if self.bar.disable:
             print(text, file=sys.stderr, flush=True)
         else:
@@ -109,8 +124,7 @@ class Reporter:
         epoch = f"{step / self.steps_per_epoch:.4f}"
         row = {"step": step, "epoch": epoch, "split": split} | numbers
         csv.DictWriter(text, COLUMNS, lineterminator="\n").writerow(row)
-        with self.metrics.open("a") as file:
-            file.write(text.getvalue())
+        append(self.metrics, text.getvalue())
 
 
 def describe(terms: dict[str, float]) -> str:

@@ -1,6 +1,5 @@
 """A clock that waits for the device, the device's own limits, and the record of a measurement."""
 
-import json
 import statistics
 import time
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 
 from kanerva.errors import UserError
+from kanerva.plain_files import read_json
 from kanerva.provenance import command, commit, device_name, versions
 from kanerva.training.step import Form
 
@@ -96,11 +96,8 @@ def measurement(
 
 def read_measurement(path: Path) -> dict[str, Any]:
     """A record as it was filed."""
-    try:
-        record = json.loads(path.read_text())
-        assert record["kind"] in ("throughput", "agreement", "quality")
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError, AssertionError) as error:
-        raise UserError(f"{path} is no record of kanerva bench") from error
+    record = read_json(path)
+    kinds = ("throughput", "agreement", "quality")
+    if not isinstance(record, dict) or record.get("kind") not in kinds:
+        raise UserError(f"{path} is no record of kanerva bench")
     return record
