@@ -274,8 +274,7 @@ class Memory:
 
     def shrink(self, bits: int, *handles: int) -> "Memory":
         """Forget by degrees: no block, or none of some, above so many bits, but for the last pixel
-        it holds. Detail is dropped first, from the end, then gist. Other blocks stay as they
-        are."""
+        it holds. Detail is dropped first, from its end, then gist. The rest stays as it is."""
         owners = self._require_one()
         if self.detail is None:
             raise UserError("blocks of this memory are floats: there is nothing to drop by degrees")
@@ -347,10 +346,8 @@ class Memory:
             issued = json.loads(about.get("issued", "0"))
             memory = cls(map, tensors.get("owners"), issued)
             memory._check_file(tensors, tuple(shape))
-            cells = memory.as_batch()
-            between = about.get("disjoint") == "false" and not lies_in_cells(
-                cells.map, cells.require_slots(), tensors
-            )
+            old, batch = about.get("disjoint") == "false", memory.as_batch()
+            between = old and not lies_in_cells(batch.map, batch.require_slots(), tensors)
         except (LookupError, ValueError, RuntimeError, TypeError) as error:
             raise UserError(f"{path} is a damaged memory: {reason(error)}") from error
         if between:
