@@ -4,6 +4,7 @@ import itertools
 import math
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -459,3 +460,19 @@ def test_pixels_are_drawn_with_the_probabilities_that_score_them(model: KppBits,
     chance = float(torch.where(ink > 0.5, share, 1 - share)[0])
     assert float(ink.mean()) == pytest.approx(chance, abs=5 * math.sqrt(0.25 / 600))
     assert terms.log_likelihood.isfinite().all()
+
+
+def test_a_sealed_file_whose_stream_is_another_is_refused(
+    model: KppBits, images: Tensor, tmp_path: Path
+):
+    """Anyone can compute a digest: what is decoded is compared too, and nothing else happens."""
+    path, sound = tmp_path / "memory.bin", model.write(images).shrink(90).as_container()
+    noise = torch.Generator().manual_seed(0)
+    for size in (0, 4, 3, 400, len(sound.stream)):
+        stream = bytes(torch.randint(0, 256, (size,), generator=noise).tolist())
+        path.write_bytes(replace(sound, stream=stream).pack())
+        with pytest.raises(UserError, match=r"damaged|other blocks|cut off"):
+            Memory.load(path, model.empty())
+    path.write_bytes(replace(sound, handles=[0, 1, 2, 3, 4, 99]).pack())
+    with pytest.raises(UserError, match="handles"):
+        Memory.load(path, model.empty())

@@ -11,7 +11,7 @@ import warnings
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,10 @@ from PIL import Image
 
 from kanerva.cli.train import read_options
 from kanerva.config import (
+    BitsMemoryConfig,
+    CodeConfig,
     DataConfig,
+    KppBitsConfig,
     KppConfig,
     KppDecoderConfig,
     KppEncoderConfig,
@@ -42,6 +45,7 @@ from kanerva.evaluation.report import table
 from kanerva.lab.benchmark.timing import read_measurement
 from kanerva.memory.heap import Memory
 from kanerva.models import build, loading
+from kanerva.models.kpp_bits import KppBits
 from kanerva.models.loading import load
 from kanerva.runs import FREE_ON_RESUME, read_run_config
 from kanerva.training.checkpoint import restore
@@ -117,6 +121,27 @@ def picture(size: int = 16, colour: bool = True) -> Image.Image:
 
 
 # How each is read
+
+
+BITS = KppBitsConfig(
+    encoder=KppEncoderConfig(width=4, depth=1),
+    memory=BitsMemoryConfig(channels=2, size=8, capacity=4),
+    readout=KppReadoutConfig(size=2, channels=1, prior_width=4),
+    decoder=KppDecoderConfig(base=4, depth=1),
+    code=CodeConfig(groups=4, reach=2, width=8, depth=1, maps=4),
+)
+
+
+@cache
+def bits_model() -> KppBits:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return KppBits(BITS).eval()
+
+
+def read_bits(folder: Path) -> Any:
+    memory = Memory.load(folder / "m", bits_model().empty())
+    return [memory.map, memory.owners, memory.issued, memory.bits]
 
 
 def read_memory(folder: Path) -> Any:
@@ -207,6 +232,10 @@ def _memories(root: Path) -> list[Kind]:
         place.mkdir()
         memory.save(place / "m", dtype)
         kinds.append(Kind(f"memory, {dtype}", place, "m", read_memory, sealed=True))
+    place = root / "memory-bits"
+    place.mkdir()
+    bits_model().write(torch.rand(3, 1, 28, 28).round()).shrink(200).save(place / "m")
+    kinds.append(Kind("bits of a memory", place, "m", read_bits, sealed=True))
     return kinds
 
 
