@@ -128,6 +128,23 @@ def test_compare_says_how_long_a_run_trained():
     assert compare([stored | {"wall_s": None}]).splitlines()[1].split()[-2] == "-"
 
 
+def test_compare_marks_what_was_scored_before_its_run_ended():
+    (stored,) = records("mnist/kpp-store-s0")
+    early = stored | {"best_step": 1000, "steps": 9000, "images_seen": 9_216_000}
+    assert " 1,024,000 early, of 9,216,000 " in compare([early])
+    late = compare([early | {"best_step": 7200}])
+    assert " 7,372,800 " in late and "early" not in late
+    unknown = {"steps": None, "best_step": None, "images_seen": None}
+    assert "early" not in compare([early | unknown])
+    text = "<!-- early: results/omniglot/k*-s0.json -->\n<!-- end -->\n"
+    listed = [line.split()[1] for line in quoted(text, ROOT).splitlines()[3:-2]]
+    assert listed == [
+        f"{r['model']}-{r['variant']}" if r["variant"] else r["model"]
+        for r in records("omniglot/k*-s0")
+        if r["best_step"] < 0.8 * r["steps"]
+    ]
+
+
 # The pages
 
 
