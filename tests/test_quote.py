@@ -10,7 +10,7 @@ from kanerva.errors import UserError
 from kanerva.evaluation.records import read_record
 from kanerva.evaluation.report import compare
 from kanerva.lab import paper_figures
-from kanerva.lab.experiments.table1 import headline
+from kanerva.lab.experiments.table1 import format_cost, headline
 from kanerva.lab.quote import BLOCK, OTHERS, VALUE, evaluate_expression, main, quoted
 
 ROOT = Path(__file__).parents[1]
@@ -113,6 +113,9 @@ def test_table_1_and_the_headline_keep_the_papers_figures_and_ours_apart():
     assert ours[2] == f"**{sum(seeds) / len(seeds):.2f}**" and "384 floats" in ours[0]
     unwritten = [r["controls"]["left_out"]["nll_nats"] for r in records("mnist/kpp-store-s?")]
     assert any(row[1] == f"{sum(unwritten) / len(unwritten):.2f}" for row in table)
+    apart = {"each": [122.0, 168.0, 179.0], "mean": 156.3}
+    assert format_cost(apart, "left_out") == "122 to 179"  # two kinds of runs have no mean
+    assert format_cost(apart, "bound") == "156.30"
     mine = records("omniglot/kpp-store-s?")
     again = mine[0] | {"bound": mine[0]["bound"] | {"nll_nats": 1e6}}
     other = again | {"config_hash": "another"}
