@@ -208,6 +208,11 @@ def is_resized(record: dict[str, Any]) -> bool:
     return bool(record.get("resized", record.get("elsewhere", False)))
 
 
+def is_early(record: dict[str, Any]) -> bool:
+    """Whether the step that is scored lies well before the run's end: its schedule was cut off."""
+    return 0 < (record.get("best_step") or 0) < 0.8 * (record.get("steps") or 0)
+
+
 # Files
 
 

@@ -4,6 +4,8 @@ import math
 import statistics
 from typing import Any
 
+from kanerva.evaluation.records import is_early
+
 CONTROLS = ("own", "left_out", "other", "zeroed", "permuted")
 
 
@@ -78,10 +80,10 @@ def uses(record: dict[str, Any]) -> list[str]:
 
 
 def compare(records: list[dict[str, Any]]) -> str:
-    """Records side by side, the best bound of each preset first."""
+    """Records side by side, the best bound of each preset first; `seen` by the step scored."""
     first = "preset,model,pixels,seed,T,bound,± ci95,bits/dim,paper_style,"
     first += ",".join(CONTROLS)
-    last = "floats/img,bits/img,params,img/s,minutes,images"  # minutes of training
+    last = "floats/img,bits/img,params,seen,img/s,minutes,images"  # minutes of training
     rows = [[*first.split(","), *last.split(",")]]
     charged = any(r.get("full_bound") for r in records)  # a model with a distribution over memories
     if charged:
@@ -94,7 +96,8 @@ def compare(records: list[dict[str, Any]]) -> str:
             + [f"{r['bound']['bits_per_dim']:.4f}", f"{r['paper_style']['nll_nats']:.2f}"]
             + ["-" if entry is None else f"{entry['nll_nats']:.2f}" for entry in tried]
             + [f"{r['memory'][key]:g}" for key in ("floats_per_image", "bits_per_image")]
-            + [f"{r['params']:,}", "-" if r["images_per_s"] is None else f"{r['images_per_s']:.0f}"]
+            + [f"{r['params']:,}", seen_by(r)]
+            + ["-" if r["images_per_s"] is None else f"{r['images_per_s']:.0f}"]
             + ["-" if r["wall_s"] is None else f"{r['wall_s'] / 60:.1f}"]
             + [f"{r['n_images']}{' (part)' if r['partial'] else ''}"]
         )
@@ -132,6 +135,15 @@ def over_seeds(records: list[dict[str, Any]]) -> str:
             + [f"{first['memory']['floats_per_image']:g}"]
         )
     return columns(rows, left=2)
+
+
+def seen_by(record: dict[str, Any]) -> str:
+    """Images seen by the step that is scored, and of how many where that is early in its run."""
+    seen, steps = record["images_seen"], record.get("steps") or 1
+    if seen is None:  # weights without their run
+        return "-"
+    early = f" early, of {seen:,}" if is_early(record) else ""
+    return f"{seen * (record.get('best_step') or steps) // steps:,}{early}"
 
 
 def named(record: dict[str, Any]) -> str:

@@ -2,9 +2,9 @@
 
 A block stands between `<!-- table: results/a.json -->` (one record, as `kanerva evaluate` prints
 it), `<!-- bench: results/bench/a.json -->` (as `kanerva bench`) or `<!-- compare: results/*/*.json
--->` (several, as `kanerva compare`; `seeds` likewise; `sizes`, `keys`, `samples`: tables.py) and
-`<!-- end -->`. `table1` and `headline` set the paper's figures beside ours. Several patterns are
-joined by commas.
+-->` (several, as `kanerva compare`; `seeds` likewise; `sizes`, `keys`, `samples`, `early`:
+tables.py) and `<!-- end -->`. `table1` and `headline` set the paper's figures beside ours. Several
+patterns are joined by commas.
 
 A value stands in a sentence: `<!-- value: mnist/kpp-store-s0 -->4.43<!-- end -->`. It is the bound
 of a record under `results/`, or what is named after a colon (`:controls.left_out`, `:wall_s`,
@@ -29,7 +29,7 @@ from kanerva.lab.benchmark.report import table as speed
 from kanerva.lab.benchmark.timing import read_measurement
 from kanerva.lab.experiments.table1 import collect_cells, format_cells, headline, judge_cells
 from kanerva.lab.paper_figures import TABLE1
-from kanerva.lab.tables import SETS, keys, samples, sizes
+from kanerva.lab.tables import SETS, early, keys, samples, sizes
 from kanerva.plain_files import read_json
 
 TABLES: dict[str, Callable[[list[dict[str, Any]]], str]] = {
@@ -39,6 +39,7 @@ TABLES: dict[str, Callable[[list[dict[str, Any]]], str]] = {
     "sizes": sizes,
     "keys": keys,
     "samples": samples,
+    "early": early,
 }
 OTHERS = ("bench", "reproduce")  # folders of records that are not evaluations
 KINDS = "|".join(("bench", "table1", "headline", *TABLES))

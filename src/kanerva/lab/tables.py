@@ -6,7 +6,8 @@ What `kanerva evaluate` and `kanerva compare` print is in `evaluation/report.py`
 import math
 from typing import Any
 
-from kanerva.evaluation.report import CONTROLS, columns, named
+from kanerva.evaluation.records import is_early
+from kanerva.evaluation.report import CONTROLS, columns, named, seen_by
 from kanerva.lab.paper_figures import BITS_PER_DIM
 
 SETS = {  # what a column is called; `mazes` is ours and not DMLab
@@ -79,6 +80,18 @@ def samples(records: list[dict[str, Any]]) -> str:
             rows.append([f"{r['preset']} {r['variant']}", str(made["n"]), what])
             rows[-1] += [f"{made[f'{name}_{what}']:.3f}" for name in names]
     return columns(rows, left=1)
+
+
+def early(records: list[dict[str, Any]]) -> str:
+    """Those that were scored well before their run ended: what they saw by then."""
+    rows = [["preset", "model", "seed", "bound", "step", "of", "images seen"]]
+    for r in filter(is_early, records):
+        steps = [str(r[key]) for key in ("best_step", "steps")]
+        rows.append(
+            [r["preset"], named(r), str(r["seed"]), f"{r['bound']['nll_nats']:.2f}", *steps]
+        )
+        rows[-1].append(seen_by(r).replace(" early", ""))
+    return columns(rows, left=2)
 
 
 def of_one_config(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
