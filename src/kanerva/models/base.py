@@ -5,7 +5,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from huggingface_hub import PyTorchModelHubMixin
@@ -162,6 +162,10 @@ class MemoryModel(
     def familiarity(self, memory: Memory, images: Images) -> PerImage:
         """Nats by which a memory knows an image, where a model can tell."""
         raise UserError(f"{self.config.name} cannot tell what its memory holds")
+
+    def find(self, memory: Memory, cue: Shaped[Tensor, "*T C H W"], **options: Any) -> Any:
+        """Which image held a cue shows, and how surely, where a model can tell: see `Kpp.find`."""
+        raise UserError(f"{self.config.name} writes its memory as a whole: none can be told apart")
 
     def resized(self: M, config: ModelConfig) -> M:
         """The same weights with a memory of another size, where a model can."""
