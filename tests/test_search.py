@@ -35,7 +35,7 @@ def find(pictures: Pictures, cue: Picture, log_none: float = -1e4, **options) ->
         lambda count: Candidates.rank(one, pictures.features, count),
         lambda rows: pictures[rows],
         lambda guess: log_none,
-        lambda row: (row + 100, lambda: pictures.means[row]),
+        lambda row: (row + 100, lambda: pictures.means[row], ""),
         **options,
     )
 

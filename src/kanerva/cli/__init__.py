@@ -33,6 +33,7 @@ VERBS = {
     "data": "list the data sets, or fetch one",
 }
 EXTRAS = {  # packages that not every installation has
+    "faiss": "a store of more than 50,000 images needs faiss: pip install 'kanerva[store]'",
     "lightning_fabric": "training needs lightning-fabric: pip install 'kanerva[train]'",
 }
 

@@ -220,6 +220,7 @@ class Hit:
     id: int  # a handle of a memory, an id of a store
     probability: float
     shift: tuple[int, int]  # rows down and columns right that the cue seems to be moved by
+    payload: str  # of a store; a memory has none
     _image: Callable[[], Picture] = field(repr=False)
 
     @property
@@ -286,14 +287,14 @@ def search(
     rank: Callable[[int], Candidates],
     fetch: Callable[[Int[Tensor, " K"]], Pictures],
     log_none: Callable[[Picture], float],  # given the best guess at what the cue shows
-    name: Callable[[int], tuple[int, Callable[[], Picture]]],
+    name: Callable[[int], tuple[int, Callable[[], Picture], str]],
     *,
     k: int = 5,
     prior_none: float = 0.5,
 ) -> Hits:
     """The `k` likeliest of what is held. `rank` gives so many candidates for each mask, `fetch`
-    rows' pictures, `log_none` a model's ln p(cue | nothing held), and `name` a row's id and
-    picture. More are scored where those left out could matter."""
+    rows' pictures, `log_none` a model's ln p(cue | nothing held), and `name` a row's id,
+    picture and payload. More are scored where those left out could matter."""
     if k < 1 or not 0 <= prior_none <= 1:
         raise UserError(f"k is at least 1 and prior_none a probability, got {k}, {prior_none}")
     if held == 0:
@@ -322,6 +323,6 @@ def search(
     for probability, row in zip(best.values.tolist(), best.indices.tolist(), strict=True):
         likeliest = int(each.masked_fill(place != row, -torch.inf).argmax())
         down, across = cue.shifts[int(candidates.shifts[likeliest])]
-        id, image = name(int(rows[row]))
-        hits.append(Hit(id, probability, (-down, -across), image))
+        id, image, payload = name(int(rows[row]))
+        hits.append(Hit(id, probability, (-down, -across), payload, image))
     return Hits(hits, float((none - total).exp()), min(1.0, left_out))

@@ -59,7 +59,7 @@ def find(
             lambda count: Candidates.rank(cue, pictures.features, count),
             lambda rows: pictures[rows],
             lambda guess: log_none(model, cue, guess),
-            lambda row: (handles[row], lambda: pictures.means[row]),
+            lambda row: (handles[row], lambda: pictures.means[row], ""),
             k=k,
             prior_none=prior_none,
         )
