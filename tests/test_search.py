@@ -32,7 +32,7 @@ def find(pictures: Pictures, cue: Picture, log_none: float = -1e4, **options) ->
     return search(
         one,
         len(pictures),
-        lambda count: Candidates.rank(one, pictures.features, count),
+        lambda cues, count: Candidates.rank(cues, pictures.features, count),
         lambda rows: pictures[rows],
         lambda guess: log_none,
         lambda row: (row + 100, lambda: pictures.means[row], ""),

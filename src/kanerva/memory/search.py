@@ -43,6 +43,7 @@ _STEEP, _HALF = 3.4657, 127  # asinh(16): logits reach 32, and are finest near 0
 _BORDER = 0.01  # of ink beyond the frame
 _CHUNK = 512  # pictures compared at once: a histogram of each is held
 _RESIDUALS = 64  # bins of |cue - mean|, for 8-bit pictures
+_PRODUCTS = 16_000_000  # inner products held at once
 CANDIDATES = 48  # scored exactly, for each mask a cue may have had; more where that
 _NEGLIGIBLE, _MOST = 0.01, 3072  # leaves out more than so much, up to so many
 
@@ -269,46 +270,69 @@ class Candidates:
     shifts: Int[Tensor, " K"]
 
     @classmethod
-    def rank(cls, cue: Cue, features: Float[Tensor, "N features"], count: int) -> "Candidates":
-        """The `count` pairs with the largest inner products, for each mask."""
-        number, shifts = len(features), len(cue.shifts)
+    def rank(
+        cls, cues: Sequence[Cue], features: Float[Tensor, "N features"], count: int
+    ) -> "list[Candidates]":
+        """For each cue the `count` pairs with the largest inner products, for each mask."""
+        number, shifts = len(features), len(cues[0].shifts)
         if number * shifts <= count:
             every = torch.arange(number * shifts, device=features.device)
-            return cls(every % number, every // number)
-        queries = cue.queries()
-        scores = (queries.flatten(0, 1) @ features.T).view(len(queries), -1)
-        best = scores.topk(count, dim=1).indices.unique()
-        return cls(best % number, best // number)
+            return [cls(every % number, every // number)] * len(cues)
+        queries = [cue.queries() for cue in cues]
+        products = torch.cat(queries).flatten(0, 1) @ features.T
+        found = []
+        for scores in products.view(-1, shifts * number).split([len(q) for q in queries]):
+            best = scores.topk(count, dim=1).indices.unique()
+            found.append(cls(best % number, best // number))
+        return found
+
+
+Rank = Callable[[Sequence[Cue], int], list[Candidates]]
+
+
+def search_all(
+    cues: Sequence[Cue], held: int, rank: Rank, each: Callable[[Cue, Candidates | None], Hits]
+) -> list[Hits]:
+    """`each` cue's hits; candidates are ranked for as many cues at once as memory allows."""
+    hits: list[Hits] = []
+    at_once = max(1, _PRODUCTS // max(1, held * 8 * len(cues[0].shifts)))
+    for start in range(0, len(cues), at_once):
+        part = cues[start : start + at_once]
+        first = rank(part, CANDIDATES) if held else [None] * len(part)
+        hits += [each(cue, candidates) for cue, candidates in zip(part, first, strict=True)]
+    return hits
 
 
 def search(
     cue: Cue,
     held: int,
-    rank: Callable[[int], Candidates],
+    rank: Rank,
     fetch: Callable[[Int[Tensor, " K"]], Pictures],
     log_none: Callable[[Picture], float],  # given the best guess at what the cue shows
     name: Callable[[int], tuple[int, Callable[[], Picture], str]],
     *,
+    first: Candidates | None = None,
     k: int = 5,
     prior_none: float = 0.5,
 ) -> Hits:
-    """The `k` likeliest of what is held. `rank` gives so many candidates for each mask, `fetch`
-    rows' pictures, `log_none` a model's ln p(cue | nothing held), and `name` a row's id,
-    picture and payload. More are scored where those left out could matter."""
+    """The `k` likeliest of what is held. `rank` gives so many candidates for each mask, of which
+    the `first` may be known already; `fetch` rows' pictures, `log_none` a model's ln p(cue |
+    nothing held), and `name` a row's id, picture and payload. More are scored where those left
+    out could matter."""
     if k < 1 or not 0 <= prior_none <= 1:
         raise UserError(f"k is at least 1 and prior_none a probability, got {k}, {prior_none}")
     if held == 0:
         return Hits([], 1.0)
     pairs, count = held * len(cue.shifts), CANDIDATES
     while True:
-        candidates = rank(count)
+        candidates = first or rank([cue], count)[0]
         pictures = fetch(candidates.rows)
         each = cue.log_evidence(pictures, candidates.shifts if len(cue.shifts) > 1 else None)
         rest = pairs - len(each)
         left_out = float((each.median() - each.logsumexp(0)).exp()) * rest
         if left_out < _NEGLIGIBLE or count >= _MOST:
             break
-        count *= 8
+        first, count = None, 8 * count
     each = each.double() + math.log(max(1 - prior_none, 1e-300)) - math.log(pairs)
     none = -math.inf
     if prior_none:

@@ -10,6 +10,7 @@ unbiased, and too low as a rule when they err; the largest counts:
 """
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,7 +20,7 @@ from torch import Tensor
 from kanerva.errors import UserError
 from kanerva.memory.channels import Noise, Picture
 from kanerva.memory.heap import Memory
-from kanerva.memory.search import Candidates, Cue, Hits, Pictures, search, to_levels
+from kanerva.memory.search import Candidates, Cue, Hits, Pictures, search, search_all, to_levels
 from kanerva.models.content import decode_held, keep
 from kanerva.seeding import stream
 from kanerva.shapes import Blocks, DecoderOutput
@@ -52,19 +53,24 @@ def find(
     pictures = as_pictures(model, output)
     handles = owners[cells].tolist()
 
-    def one(cue: Cue) -> Hits:
+    def rank(cues: Sequence[Cue], count: int) -> list[Candidates]:
+        return Candidates.rank(cues, pictures.features, count)
+
+    def one(cue: Cue, first: Candidates | None) -> Hits:
         return search(
             cue,
             len(pictures),
-            lambda count: Candidates.rank(cue, pictures.features, count),
+            rank,
             lambda rows: pictures[rows],
             lambda guess: log_none(model, cue, guess),
             lambda row: (handles[row], lambda: pictures.means[row], ""),
+            first=first,
             k=k,
             prior_none=prior_none,
         )
 
-    hits = [one(each) for each in as_cues(model, cue, observed, noise, shifts)]
+    cues = as_cues(model, cue, observed, noise, shifts)
+    hits = search_all(cues, len(pictures), rank, one)
     return hits if cue.ndim == 4 else hits[0]
 
 
@@ -73,7 +79,7 @@ def as_cues(
 ) -> list[Cue]:
     """Check what a user passed: cues of any finite reals, and which of their pixels are seen."""
     image = model.config.image
-    if cue.ndim not in (3, 4) or tuple(cue.shape[-3:]) != image:
+    if cue.ndim not in (3, 4) or tuple(cue.shape[-3:]) != image or not len(cue):
         raise UserError(f"a cue is {image}, or a batch of those; got {tuple(cue.shape)}")
     cues = cue.to(model.device).float() / (255 if cue.dtype == torch.uint8 else 1)
     if not cues.isfinite().all():

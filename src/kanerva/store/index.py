@@ -6,12 +6,14 @@ The codes lie in a file beside the store, where freed rows become zeros.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from kanerva.memory.search import Candidates, Cue, Pictures
 
@@ -112,25 +114,24 @@ class Index:
             except RuntimeError:  # damaged: made anew
                 self.path.unlink()
 
-    def rank(self, cue: Cue, count: int) -> Candidates:
-        """Pairs of a row, a position among the ids held, and a shift."""
+    def rank(self, cues: Sequence[Cue], count: int) -> list[Candidates]:
+        """For each cue, pairs of a row, a position among the ids held, and a shift."""
         if self._fast is None:
             assert self._features is not None
-            return Candidates.rank(cue, self._features, count)
-        queries = cue.queries()
+            return Candidates.rank(cues, self._features, count)
+        return [self._rank_codes(cue.queries(), count) for cue in cues]
+
+    def _rank_codes(
+        self, queries: Float[Tensor, "groups shifts features"], count: int
+    ) -> Candidates:
+        groups, shifts = queries.shape[:2]
         flat = queries.flatten(0, 1).numpy()
         flat = np.pad(flat, ((0, 0), (0, -flat.shape[1] % 8)))
-        scores, rows = self._fast.search(np.ascontiguousarray(flat), count)
-        groups, shifts = queries.shape[:2]
-        scores, rows = (v.reshape(groups, shifts * count) for v in (scores, rows))
-        best = np.argsort(-scores, axis=1)[:, :count]
-        shift = np.take_along_axis(
-            np.broadcast_to(np.repeat(np.arange(shifts), count), rows.shape), best, 1
-        )
-        pairs = np.unique(
-            np.stack([np.take_along_axis(rows, best, 1), shift]).reshape(2, -1), axis=1
-        )
-        place = np.searchsorted(self._ids, pairs[0] + 1).clip(max=len(self._ids) - 1)
-        held = self._ids[place] == pairs[0] + 1
-        found, shift = torch.from_numpy(place[held]), torch.from_numpy(pairs[1][held].copy())
-        return Candidates(found, shift)
+        products, rows = self._fast.search(np.ascontiguousarray(flat), count)
+        products, rows = (v.reshape(groups, shifts * count) for v in (products, rows))
+        best = np.argsort(-products, axis=1)[:, :count]  # over all shifts
+        pairs = np.stack([np.take_along_axis(rows, best, 1), best // count]).reshape(2, -1)
+        ids, shift = np.unique(pairs[:, pairs[0] >= 0], axis=1) + np.array([[1], [0]])
+        place = np.searchsorted(self._ids, ids).clip(max=len(self._ids) - 1)
+        held = self._ids[place] == ids
+        return Candidates(torch.from_numpy(place[held]), torch.from_numpy(shift[held]))

@@ -23,7 +23,7 @@ from tqdm import tqdm
 
 from kanerva.errors import UserError
 from kanerva.memory.channels import Noise, Picture
-from kanerva.memory.search import Cue, Hits, Pictures, search
+from kanerva.memory.search import Candidates, Cue, Hits, Pictures, search, search_all
 from kanerva.models.base import Images, MemoryModel
 from kanerva.models.finding import Cues, Visible, as_cues, decode_blocks, log_none
 from kanerva.models.kpp import Kpp
@@ -33,7 +33,7 @@ from kanerva.store.database import Database, about_model, live_ids
 from kanerva.store.index import Index
 from kanerva.store.levels import LevelsFile
 
-_BATCH = 256  # images encoded, decoded and committed at once
+_BATCH = 64  # images encoded, decoded and committed at once
 _SHORT = 8  # bytes of a payload, below which finding it somewhere says nothing
 
 
@@ -152,10 +152,14 @@ class Store:
         self._sync()
         self._index.update(self._ids, int(self._ids[-1]) if len(self._ids) else 0)
         cues = as_cues(self.model, cue, observed, noise, shifts)
-        hits = [self._find(one, k, prior_none) for one in cues]
+
+        def one(cue: Cue, first: Candidates | None) -> Hits:
+            return self._find(cue, first, k, prior_none)
+
+        hits = search_all(cues, len(self._ids), self._index.rank, one)
         return hits if cue.ndim == 4 else hits[0]
 
-    def _find(self, cue: Cue, k: int, prior_none: float) -> Hits:
+    def _find(self, cue: Cue, first: Candidates | None, k: int, prior_none: float) -> Hits:
         def name(row: int) -> tuple[int, Callable[[], Picture], str]:
             id = int(self._ids[row])
             return id, lambda: self.get([id])[0], self.payloads([id])[0]
@@ -163,10 +167,11 @@ class Store:
         return search(
             cue,
             len(self._ids),
-            lambda count: self._index.rank(cue, count),
+            self._index.rank,
             lambda rows: self._pictures(self._ids[rows.numpy()]),
             lambda guess: log_none(self.model, cue, guess),
             name,
+            first=first,
             k=k,
             prior_none=prior_none,
         )
