@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from kanerva.models.loading import load
     from kanerva.models.terms import ElboTerms
     from kanerva.presets import preset
+    from kanerva.store.store import Store
 
 __version__ = "0.2.0.dev0"
 _HOMES = {  # imported when first used: `import kanerva` alone loads no torch
@@ -34,6 +35,7 @@ _HOMES = {  # imported when first used: `import kanerva` alone loads no torch
     "ModelConfig": "kanerva.config",
     "NumbersWentBad": "kanerva.errors",
     "RunConfig": "kanerva.config",
+    "Store": "kanerva.store.store",
     "UserError": "kanerva.errors",
     "build": "kanerva.models",
     "load": "kanerva.models.loading",
@@ -47,6 +49,7 @@ __all__ = [
     "ModelConfig",
     "NumbersWentBad",
     "RunConfig",
+    "Store",
     "UserError",
     "build",
     "load",

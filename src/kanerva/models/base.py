@@ -166,6 +166,10 @@ class MemoryModel(
         """Nats by which a memory knows an image, where a model can tell."""
         raise UserError(f"{self.config.name} cannot tell what its memory holds")
 
+    def find(self, memory: Memory, cue: Shaped[Tensor, "*T C H W"], **options: Any) -> Any:
+        """Which image held a cue shows, and how surely, where a model can tell: see `Kpp.find`."""
+        raise UserError(f"{self.config.name} writes its memory as a whole: none can be told apart")
+
     def resized(self: M, config: ModelConfig) -> M:
         """The same weights with a memory of another size, where a model can."""
         raise UserError(f"{self.config.name} cannot be scored in a memory of another size")

@@ -4,10 +4,12 @@ Each block held is decoded once, at the z that it predicts, and p(x | z) there c
 images. Works for every placement.
 """
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakKeyDictionary, ref
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from kanerva.distributions import as_normal
@@ -16,7 +18,7 @@ from kanerva.memory.heap import Memory
 from kanerva.models.base import Images, Observed
 from kanerva.models.terms import ElboTerms
 from kanerva.seeding import Noise
-from kanerva.shapes import Cells, FeatureMaps, PerImage, Points
+from kanerva.shapes import Cells, DecoderOutput, FeatureMaps, PerImage, Points
 
 if TYPE_CHECKING:
     from kanerva.models.kpp import Kpp
@@ -24,18 +26,42 @@ if TYPE_CHECKING:
 CueScores = Float[Tensor, "B T slots"]  # ln p(cue | each cell's block), -inf where a cell is free
 
 
+Made = TypeVar("Made")
+_kept: WeakKeyDictionary[Any, tuple[ref, list[int], Any]] = WeakKeyDictionary()
+
+
+def keep(owner: object, model: "Kpp", make: Callable[[], Made]) -> Made:
+    """What `make` gives, kept while `owner` lives and neither it nor the weights change."""
+    tensors = [*model.parameters(), *([owner.map] if isinstance(owner, Memory) else [])]
+    versions = [0 if tensor.is_inference() else tensor._version for tensor in tensors]
+    found = _kept.get(owner)
+    if found is None or found[0]() is not model or found[1] != versions:
+        found = (ref(model), versions, make())
+        _kept[owner] = found
+    return found[2]
+
+
+@torch.no_grad()
+def decode_held(model: "Kpp", memory: Memory) -> tuple[Int[Tensor, " cells"], DecoderOutput]:
+    """The cells that hold something in some memory of a batch, and what their blocks decode to:
+    once, however often it is asked for."""
+    held = memory.as_batch().require_slots() >= 0
+    cells, maps = held.any(dim=0).nonzero()[:, 0], model.as_maps(memory)
+    keys = _keys_of(model, cells.expand(len(maps), -1))
+    return cells, keep(memory, model, lambda: model.decoder(model.read_maps(maps, keys).mean))
+
+
 @torch.no_grad()
 def score_cues(model: "Kpp", memory: Memory, cue: Images, observed: Observed | None) -> CueScores:
     """ln p(cue | block) of every block held, on observed pixels only."""
-    maps, episode = model.as_maps(memory, cue), model.as_episodes(cue)
+    model.as_maps(memory, cue)
+    episode = model.as_episodes(cue)
     held = memory.as_batch().require_slots() >= 0
-    cells = held.any(dim=0).nonzero()[:, 0]  # held in some episode of the batch
     mask = None if observed is None else _check_mask(observed, cue)
     scores = torch.full((*episode.shape[:2], held.shape[1]), -torch.inf, device=model.device)
-    if len(cells) == 0:
+    if not bool(held.any()):
         return scores
-    keys = _keys_of(model, cells.expand(len(maps), -1))
-    pictures = model.decoder(model.read_maps(maps, keys).mean)
+    cells, pictures = decode_held(model, memory)
     for t in range(episode.shape[1]):
         one = episode[:, t : t + 1].expand(-1, len(cells), -1, -1, -1)
         seen = None if mask is None else mask[:, t : t + 1].expand(-1, len(cells), -1, -1)

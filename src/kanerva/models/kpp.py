@@ -25,11 +25,14 @@ from kanerva.config import KppConfig, ModelConfig
 from kanerva.decoder import fit_outlines
 from kanerva.distributions import DiagonalNormal, KeyPosterior
 from kanerva.errors import UserError
+from kanerva.memory.channels import Noise as ChannelNoise
 from kanerva.memory.heap import Memory
 from kanerva.memory.placement import locality_loss, make_placement
+from kanerva.memory.search import Hits
 from kanerva.memory.writers import BlockWriter
 from kanerva.models.base import Handles, Images, Observed, all_but_one
 from kanerva.models.content import CueScores, familiarity, score_cues, terms_by_content
+from kanerva.models.finding import Cues, Visible, find
 from kanerva.models.kpp_networks import KppNetworks
 from kanerva.models.terms import ElboTerms
 from kanerva.readout import SpatialPrior
@@ -261,6 +264,26 @@ class Kpp(KppNetworks):
         """ln p(cue | block) of every block held, on `observed` pixels only (1 or 0 for each) where
         part of a cue is hidden; -inf where a cell is free."""
         return score_cues(self, memory, cue, observed)
+
+    def find(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self,
+        memory: Memory,
+        cue: Cues,
+        *,
+        observed: Visible | None = None,
+        noise: ChannelNoise = None,
+        shifts: int = 0,
+        k: int = 5,
+        prior_none: float = 0.5,
+    ) -> Hits | list[Hits]:
+        """The `k` images held that a cue (C, H, W) most likely shows, with probabilities, and
+        `.none`: that it shows none of what is held. A batch of cues gives a list.
+
+        `observed` says which pixels (H, W) are seen; without it any may be hidden, showing 0.
+        `noise` is "none", "salt_pepper", "gaussian", or None where it is not known; its strength
+        is integrated over. The cue may be moved by up to `shifts` pixels.
+        """
+        return find(self, memory, cue, observed, noise, shifts, k, prior_none)
 
     @torch.no_grad()
     def recall(

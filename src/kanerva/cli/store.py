@@ -1,0 +1,225 @@
+"""`kanerva store`: images in one file, found from a damaged piece, and forgotten."""
+
+import json
+import sys
+from glob import glob
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from kanerva.cli.options import Parser, require_at_least
+from kanerva.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kanerva.memory.search import Hits
+    from kanerva.store.store import Receipt, Store
+
+Action = Literal["add", "find", "get", "free", "info", "verify"]
+Noise = Literal["none", "salt_pepper", "gaussian"]
+_BATCH = 1024  # pictures read at once
+
+
+def make_parser(words: list[str]) -> Parser:
+    parser = Parser("Keep images in one file; find them from damaged pieces; forget them.")
+    parser.add_option("action", type=Action)
+    parser.add_option("store", type=str, help="the store's file, NAME.kanerva")
+    parser.add_option(
+        "words",
+        type=str,
+        nargs="*",
+        default=[],
+        help="add, find: image files, folders, globs, or - for a list on stdin; get, free: ids",
+    )
+    parser.add_option("--model", type=str | None, help="add: which model writes a new store")
+    parser.add_argument("--resize", action="store_true", help="crop and resize images to fit")
+    parser.add_option("--observed", type=str | None, help="find: a mask, white where cues are seen")
+    parser.add_option("--noise", type=Noise | None, help="find: its kind, if it is known")
+    parser.add_option("--shifts", type=int, default=0, help="find: pixels a cue may be moved by")
+    parser.add_option("--k", type=int, default=5, help="find: how many to show")
+    parser.add_option("--out", type=str | None, help="find, get: PNG to write")
+    parser.add_argument("--json", action="store_true", help="print JSON, not a table")
+    return parser
+
+
+def run(options: dict[str, Any], words: list[str]) -> int:
+    """One action on one store."""
+    require_at_least(options, 1, "k")
+    require_at_least(options, 0, "shifts")
+    from kanerva.store.store import Store
+
+    action, path = options["action"], Path(options["store"])
+    if action != "add" and not path.is_file():
+        raise UserError(f"no store at {path}: make one with `kanerva store add {path} IMAGES`")
+    if action == "add" and options["model"] is None and not path.is_file():
+        raise UserError(f"no store at {path}: say which model writes it, --model NAME")
+    with Store(path, model=options["model"]) as store:
+        return ACTIONS[action](store, options)
+
+
+def add(store: "Store", options: dict[str, Any]) -> int:
+    """Each image with its path as payload."""
+    from kanerva import data
+
+    files, ids = list_files(options["words"]), []
+    for start in range(0, len(files), _BATCH):
+        part = files[start : start + _BATCH]
+        pixels = data.load_images(part, store.model.config.image, resize=options["resize"])
+        binary = store.model.config.likelihood == "bernoulli"
+        images = data.to_float(data.binarize(pixels, "threshold" if binary else "none"), binary)
+        ids += store.add(images, [str(file) for file in part], progress=sys.stderr.isatty())
+    show({"added": len(ids), "ids": [ids[0], ids[-1]], "images": len(store)}, options)
+    return 0
+
+
+def find(store: "Store", options: dict[str, Any]) -> int:
+    """Ranked ids, probabilities and payloads, for each cue."""
+    from kanerva import data
+
+    files, image = list_files(options["words"]), store.model.config.image
+    cues = data.load_images(files, image, resize=options["resize"]).float() / 255
+    seen = None
+    if options["observed"]:
+        (seen,) = data.load_images([Path(options["observed"])], (1, *image[1:]), resize=False)
+        seen = seen[0] >= 128
+    found = store.find(
+        cues, observed=seen, noise=options["noise"], shifts=options["shifts"], k=options["k"]
+    )
+    assert isinstance(found, list)
+    answers = [describe(str(file), hits) for file, hits in zip(files, found, strict=True)]
+    if options["json"]:
+        print(json.dumps(answers))
+    else:
+        for answer in answers:
+            print(f"{answer['cue']}: none of these {answer['none']:.4f}")
+            for hit in answer["hits"]:
+                print(f"{hit['id']:>10}  {hit['probability']:.4f}  {hit['payload']}")
+    if options["out"]:
+        draw(list(zip(cues, found, strict=True)), options["out"])
+    return 0
+
+
+def describe(cue: str, hits: "Hits") -> dict[str, Any]:
+    """One answer as plain values."""
+    rows = [
+        {"id": h.id, "probability": h.probability, "shift": list(h.shift), "payload": h.payload}
+        for h in hits
+    ]
+    return {"cue": cue, "none": hits.none, "left_out": hits.left_out, "hits": rows}
+
+
+def draw(found: "list[tuple[Tensor, Hits]]", path: str) -> None:
+    """Each cue, and beside it what it may show, likeliest first."""
+    import torch
+
+    from kanerva.pictures import sheet
+
+    parts = []
+    for cue, hits in found:
+        chances = "  ".join(f"{hit.id}: {hit.probability:.2f}" for hit in hits)
+        rows = torch.stack([cue, *(hit.image for hit in hits)])
+        parts.append((f"cue, then {chances}; none of these: {hits.none:.2f}", rows))
+    save(sheet(parts, max(len(rows) for _, rows in parts)), path)
+
+
+def save(picture: Any, path: str) -> None:
+    try:
+        picture.save(path)
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot write picture {path}: {error}") from error
+    print(path, file=sys.stderr)
+
+
+def get(store: "Store", options: dict[str, Any]) -> int:
+    """Payloads of ids, and their pictures."""
+    ids = read_ids(options["words"])
+    rows = [{"id": i, "payload": p} for i, p in zip(ids, store.payloads(ids), strict=True)]
+    if options["json"]:
+        print(json.dumps(rows))
+    else:
+        for row in rows:
+            print(f"{row['id']:>10}  {row['payload']}")
+    if options["out"]:
+        from kanerva.pictures import tile
+
+        save(tile(store.get(ids), min(len(ids), 16)), options["out"])
+    return 0
+
+
+def free(store: "Store", options: dict[str, Any]) -> int:
+    """Forget ids; say what became of their bytes."""
+    return report(store.free(read_ids(options["words"])), options)
+
+
+def verify(store: "Store", options: dict[str, Any]) -> int:
+    """Read everything, finish what is pending."""
+    return report(store.verify(), options)
+
+
+def info(store: "Store", options: dict[str, Any]) -> int:
+    """What is held, and its bytes."""
+    show(store.info(), options)
+    return 0
+
+
+def report(receipt: "Receipt", options: dict[str, Any]) -> int:
+    """A receipt; exit code 2 if freed bytes still stand somewhere."""
+    show(
+        {
+            "freed": len(receipt.ids),
+            "bytes overwritten": receipt.bytes,
+            "found afterwards": receipt.found,
+            "pending": receipt.pending,
+        },
+        options,
+    )
+    if receipt.pending:
+        raise UserError(
+            f"{options['store']}: another process still reads the log; `kanerva store verify` "
+            "finishes this"
+        )
+    return 0
+
+
+def show(values: dict[str, Any], options: dict[str, Any]) -> None:
+    """Names and values, or JSON."""
+    if options["json"]:
+        print(json.dumps(values))
+        return
+    for name, value in values.items():
+        print(f"{name:<20}{value}")
+
+
+def list_files(words: list[str]) -> list[Path]:
+    """Image files that words name: themselves, folders, globs, or - for a list on stdin."""
+    from kanerva.data.picture_files import image_files
+
+    names = [n for w in words for n in (sys.stdin.read().split("\n") if w == "-" else [w]) if n]
+    files: list[Path] = []
+    for name in names:
+        if Path(name).is_dir():
+            files += [file for _, file in image_files(Path(name))]
+        else:
+            files += [Path(found) for found in sorted(glob(name))] or [Path(name)]
+    if not files:
+        raise UserError("no images given: name image files, folders or globs")
+    return files
+
+
+def read_ids(words: list[str]) -> list[int]:
+    """Ids that words name."""
+    names = [n for w in words for n in (sys.stdin.read().split() if w == "-" else [w])]
+    bad = [name for name in names if not name.isdecimal()]
+    if bad or not names:
+        raise UserError(f"ids are numbers, got {bad[0]!r}" if bad else "no ids given")
+    return [int(name) for name in names]
+
+
+ACTIONS = {
+    "add": add,
+    "find": find,
+    "get": get,
+    "free": free,
+    "info": info,
+    "verify": verify,
+}

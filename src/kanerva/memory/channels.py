@@ -1,0 +1,196 @@
+"""How a picture becomes a cue: pixels hidden, noise of unknown strength, a shift.
+
+A cue is a clean picture seen through a channel. Where its strength is not told it is integrated
+over a small grid, so that a posterior knows what it does not know. For binary pixels, p(1) = p:
+
+    hidden h          a share of the pixels, or a whole band at an edge, shows 0
+    salt & pepper e   a share of the pixels shows 0 or 1, evenly:  p' = (1 - h) ((1 - e) p + e / 2)
+    Gaussian s        p(x | clean) = N(clean, s), or what is left of it when it was clipped to
+                      [0, 1], or folded there:  |x|, clipped at 1
+
+8-bit pixels are known to within a residual that the Gaussian's grid contains.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from kanerva.errors import UserError
+
+Picture = Float[Tensor, "C H W"]
+Mask = Bool[Tensor, "H W"]
+
+# Grids of strengths. ours
+HIDDEN = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9)
+SALT_PEPPER = (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+GAUSSIAN = (0.02, 0.04, 0.08, 0.14, 0.2, 0.3, 0.4, 0.55, 0.75, 1.0, 1.4, 2.0)
+_BINS = 64  # of the values of a cue that is not binary
+
+
+@dataclass(frozen=True)
+class Channel:
+    """One way to damage a picture, of known strength."""
+
+    hidden: float = 0.0  # share of pixels that show 0, not told which
+    salt_pepper: float = 0.0  # share of pixels that are 0 or 1 by chance
+    gaussian: float = 0.0  # standard deviation
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.hidden < 1 and 0 <= self.salt_pepper <= 1 and self.gaussian >= 0):
+            raise UserError(f"shares lie on [0, 1], a deviation is no less than 0; got {self}")
+
+
+Noise = str | Channel | None  # none, salt_pepper or gaussian, of any strength; None: not known
+
+
+def possible_channels(
+    noise: Noise, told: bool, binary: bool, residual: bool = False
+) -> list[Channel]:
+    """The channels a cue may have come through, all equally likely a priori. `told`: hidden pixels
+    are known; `binary`: every visible pixel of the cue is 0 or 1; `residual`: pictures are known
+    to within one."""
+    if isinstance(noise, Channel):
+        return [noise]
+    if noise not in (None, "none", "salt_pepper", "gaussian"):
+        raise UserError(
+            f"noise is none, salt_pepper, gaussian, a Channel, or None if it is not known; "
+            f"got {noise!r}"
+        )
+    salted, spread = noise in (None, "salt_pepper"), noise in (None, "gaussian")
+    hidden = HIDDEN[:1] if told else HIDDEN
+    salt = SALT_PEPPER[:: 3 if residual else 1] if salted and (binary or residual) else (0.0,)
+    if residual:
+        return [Channel(*s) for s in product(hidden, salt, GAUSSIAN if spread else GAUSSIAN[:3])]
+    return [
+        Channel(*s)
+        for s in product(hidden, salt, GAUSSIAN[2:] if spread and not binary else (0.0,))
+    ]
+
+
+def _shares(
+    channels: Sequence[Channel], like: Tensor
+) -> tuple[Float[Tensor, "channels 1"], Float[Tensor, "channels 1"]]:
+    """Of pixels that are as they were, and of those that became 1 by chance."""
+    hidden = like.new_tensor([channel.hidden for channel in channels])[:, None]
+    noise = like.new_tensor([channel.salt_pepper for channel in channels])[:, None]
+    return (1 - hidden) * (1 - noise), (1 - hidden) * noise / 2
+
+
+# What was seen
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A cue's pixels as few different values: the number of each pixel's value, and the values."""
+
+    codes: Int[Tensor, "C H W"]
+    values: Float[Tensor, " values"]
+    kind: Literal["binary", "plain", "clipped", "folded"]
+
+    @classmethod
+    def of(cls, cue: Picture, visible: Mask) -> "Seen":
+        """Values that are not 0 or 1 are put into bins. A cue within [0, 1] that is not binary was
+        clipped there, and if none of it is 0, folded."""
+        shown = cue[:, visible]
+        codes = (cue == 1).long()
+        if bool(((shown == 0) | (shown == 1)).all()):
+            return cls(codes, cue.new_tensor([0.0, 1.0]), "binary")
+        low, high = shown.min(), shown.max()
+        inside = bool((low >= 0) & (high <= 1))
+        kind = "plain" if not inside else "clipped" if bool((shown == 0).any()) else "folded"
+        width = (high - low).clamp(min=1e-6) / _BINS
+        place = ((cue - low) / width).long().clamp(0, _BINS - 1)
+        edge = (cue == 0) | (cue == 1)
+        middle = low + width * (torch.arange(_BINS, device=cue.device) + 0.5)
+        values = torch.cat([cue.new_tensor([0.0, 1.0]), middle])
+        return cls(torch.where(edge, codes, place + 2), values, kind)
+
+    def log_densities(
+        self, channel: Channel, clean: Float[Tensor, " levels"]
+    ) -> Float[Tensor, "values levels"]:
+        """ln p(value | clean pixel) of what was seen, noise only."""
+        x, b = self.values[:, None], clean[None]
+        if self.kind == "binary" or channel.gaussian == 0:
+            # Where values are not binary but no noise is assumed, the nearest of both is meant.
+            return torch.where((x >= 0.5) == (b >= 0.5), 0.0, -torch.inf)
+        s = channel.gaussian
+        scale = -math.log(s * math.sqrt(2 * math.pi))
+        density = scale - 0.5 * ((x - b) / s) ** 2
+        if self.kind == "plain":
+            return density
+        above = torch.special.log_ndtr((b - 1) / s)  # of what lies beyond 1
+        below = torch.special.log_ndtr(-b / s)
+        if self.kind == "folded":
+            density = torch.logaddexp(density, scale - 0.5 * ((x + b) / s) ** 2)
+            above = torch.logaddexp(above, torch.special.log_ndtr((-1 - b) / s))
+        density = torch.where(x == 1, above, density)
+        return torch.where(x == 0, below, density) if self.kind == "clipped" else density
+
+    def log_table(
+        self, channels: Sequence[Channel], logits: Float[Tensor, " levels"]
+    ) -> Float[Tensor, "channels values levels"]:
+        """ln p(value | a binary pixel whose logit is known), for each channel."""
+        keep, salt = _shares(channels, logits)
+        ink = torch.logaddexp(keep.log() + logsigmoid(logits), salt.log())
+        rest = 1 - keep - salt  # the least that p(0) can be
+        blank = torch.logaddexp(keep.log() + logsigmoid(-logits), rest.clamp(min=0).log())
+        clean = logits.new_tensor([0.0, 1.0])
+        spreads = {channel.gaussian for channel in channels}
+        noises = {s: self.log_densities(Channel(gaussian=s), clean) for s in spreads}
+        noise = torch.stack([noises[channel.gaussian] for channel in channels])[..., None]
+        return torch.logaddexp(noise[:, :, 0] + blank[:, None], noise[:, :, 1] + ink[:, None])
+
+    def log_ratios(self, channel: Channel) -> Float[Tensor, "C H W"]:
+        """ln p(value | 1) - ln p(value | 0) of each pixel, at most 1 in size: what an inner
+        product with mean pictures ranks by."""
+        if self.kind == "binary":
+            ratio = 2 * self.values - 1
+        else:
+            off, on = self.log_densities(channel, self.values.new_tensor([0.0, 1.0])).unbind(1)
+            ratio = on - off
+        return (ratio / ratio.abs().max().clamp(min=1e-6))[self.codes]
+
+
+def possible_masks(cue: Picture, observed: Mask | None) -> Bool[Tensor, "masks H W"]:
+    """Which pixels may have been visible: those told; else all, or all but the blank band at one
+    edge, or what lies within all four of them."""
+    if observed is not None:
+        return observed[None]
+    ink = (cue != 0).any(dim=0)
+    whole = torch.ones_like(ink)
+    if not bool(ink.any()):
+        return whole[None]
+    bands = []
+    for axis in (0, 1):
+        marked = ink.any(dim=1 - axis).long()
+        first = int(marked.argmax())
+        last = len(marked) - 1 - int(marked.flip(0).argmax())
+        places = torch.arange(len(marked), device=cue.device)
+        places = places[:, None] if axis == 0 else places[None]
+        bands += [whole & (places >= first), whole & (places <= last)]
+    masks = [whole, *bands, bands[0] & bands[1] & bands[2] & bands[3]]
+    return torch.stack(masks).unique(dim=0)
+
+
+def possible_shifts(shifts: int) -> list[tuple[int, int]]:
+    """Rows down and columns right that a cue is moved by, none first."""
+    if shifts < 0:
+        raise UserError(f"shifts is a number of pixels, got {shifts}")
+    steps = sorted(range(-shifts, shifts + 1), key=abs)
+    return list(product(steps, steps))
+
+
+def wrapped(mask: Mask, shift: tuple[int, int]) -> Mask:
+    """Where a picture moved by `shift` comes back in at the opposite edge."""
+    height, width = mask.shape
+    down, across = torch.arange(height, device=mask.device), torch.arange(width, device=mask.device)
+    rows = (down - shift[0] < 0) | (down - shift[0] >= height)
+    columns = (across - shift[1] < 0) | (across - shift[1] >= width)
+    return rows[:, None] | columns[None]

@@ -1,0 +1,133 @@
+"""`find`: which image of a memory or a store a damaged cue shows, how surely, or that it is none.
+
+What is held is decoded and compared in `memory/search.py`. Here stands what needs a model: blocks
+to pictures, and p(cue | nothing held), by importance sampling under an empty cell. Estimates are
+unbiased, and too low as a rule when they err; the largest counts:
+
+    generic     z ~ p(z | empty cell), the same draws for every cue: good where it tells little
+    encoded     z ~ q(z | a guess at the whole image, empty cell): good where it tells a lot.
+                Guesses are the best picture held, and the cue itself with that where it is hidden
+"""
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Shaped
+from torch import Tensor
+
+from kanerva.errors import UserError
+from kanerva.memory.channels import Noise, Picture
+from kanerva.memory.heap import Memory
+from kanerva.memory.search import Candidates, Cue, Hits, Pictures, search, search_all, to_levels
+from kanerva.models.content import decode_held, keep
+from kanerva.seeding import stream
+from kanerva.shapes import Blocks, DecoderOutput
+
+if TYPE_CHECKING:
+    from kanerva.models.kpp import Kpp
+
+Cues = Shaped[Tensor, "*T C H W"]
+Visible = Shaped[Tensor, "*masks rows columns"]  # true or 1 where a pixel is seen
+GENERIC, ENCODED = 128, 3  # draws for each estimate. ours
+
+
+@torch.no_grad()
+def find(
+    model: "Kpp",
+    memory: Memory,
+    cue: Cues,
+    observed: Visible | None,
+    noise: Noise,
+    shifts: int,
+    k: int,
+    prior_none: float,
+) -> Hits | list[Hits]:
+    """See `Kpp.find`."""
+    model.as_maps(memory)
+    if memory.is_batch:
+        raise UserError("this is a batch of memories: find in one, memory[i]")
+    owners = memory.require_slots()
+    cells, output = decode_held(model, memory)
+    pictures = as_pictures(model, output)
+    handles = owners[cells].tolist()
+
+    def rank(cues: Sequence[Cue], count: int) -> list[Candidates]:
+        return Candidates.rank(cues, pictures.features, count)
+
+    def one(cue: Cue, first: Candidates | None) -> Hits:
+        return search(
+            cue,
+            len(pictures),
+            rank,
+            lambda rows: pictures[rows],
+            lambda guess: log_none(model, cue, guess),
+            lambda row: (handles[row], lambda: pictures.means[row], ""),
+            first=first,
+            k=k,
+            prior_none=prior_none,
+        )
+
+    cues = as_cues(model, cue, observed, noise, shifts)
+    hits = search_all(cues, len(pictures), rank, one)
+    return hits if cue.ndim == 4 else hits[0]
+
+
+def as_cues(
+    model: "Kpp", cue: Cues, observed: Visible | None, noise: Noise, shifts: int
+) -> list[Cue]:
+    """Check what a user passed: cues of any finite reals, and which of their pixels are seen."""
+    image = model.config.image
+    if cue.ndim not in (3, 4) or tuple(cue.shape[-3:]) != image or not len(cue):
+        raise UserError(f"a cue is {image}, or a batch of those; got {tuple(cue.shape)}")
+    cues = cue.to(model.device).float() / (255 if cue.dtype == torch.uint8 else 1)
+    if not cues.isfinite().all():
+        raise UserError("a cue's pixels are finite numbers: hide what is missing with observed")
+    cues = cues.view(-1, *image)
+    masks: list[Tensor] | list[None] = [None] * len(cues)
+    if observed is not None:
+        if observed.shape != image[1:] and observed.shape != (*cue.shape[:-3], *image[1:]):
+            raise UserError(
+                f"observed is {image[1:]}, 1 where a pixel is seen, or one for each cue; "
+                f"got {tuple(observed.shape)}"
+            )
+        masks = list((observed != 0).to(model.device).expand(len(cues), *image[1:]))
+    binary = model.config.likelihood == "bernoulli"
+    return [Cue.of(c, m, noise, shifts, binary) for c, m in zip(cues, masks, strict=True)]
+
+
+def as_pictures(model: "Kpp", output: DecoderOutput) -> Pictures:
+    """What a decoder gave for one episode, as bytes."""
+    if model.config.likelihood == "bernoulli":
+        return Pictures(to_levels(output[0]), binary=True)
+    return Pictures((model.likelihood.mean(output)[0] * 255).round().to(torch.uint8), binary=False)
+
+
+def decode_blocks(model: "Kpp", blocks: Blocks) -> Pictures:
+    """Blocks of one episode as pictures, at the z that each predicts."""
+    return as_pictures(model, model.decoder(model.readout(blocks, sample=False).readout))
+
+
+@torch.no_grad()
+def log_none(model: "Kpp", cue: Cue, guess: Picture) -> float:
+    """ln p(cue | nothing held), estimated; `guess` is the best picture held."""
+    empty = torch.zeros(1, 1, *model.writer.shape, device=model.device)
+    generic = keep(model, model, lambda: _generic(model, empty))
+    estimates = [float(cue.log_evidence(generic).logsumexp(0)) - math.log(GENERIC)]
+    seen = cue.masks.all(dim=0)  # under every mask it may have had
+    guesses = torch.stack([torch.where(seen, cue.picture.clamp(0, 1), guess), guess])
+    guesses = guesses.round() if cue.binary else (guesses * 255).round() / 255
+    features = model.encoder(guesses[None]).repeat_interleave(ENCODED, dim=1)
+    blocks = empty.expand(-1, features.shape[1], -1, -1, -1)
+    reading = model.readout(blocks, features, generator=stream("none", device=model.device))
+    weights = (reading.log_prior - reading.log_posterior)[0]
+    evidence = cue.log_evidence(as_pictures(model, model.decoder(reading.readout)))
+    encoded = (evidence + weights).view(2, ENCODED).logsumexp(1) - math.log(ENCODED)
+    return max([*estimates, *encoded.tolist()])
+
+
+def _generic(model: "Kpp", empty: Blocks) -> Pictures:
+    blocks = empty.expand(-1, GENERIC, -1, -1, -1)
+    readout = model.readout(blocks, generator=stream("generic", device=model.device)).readout
+    return as_pictures(model, model.decoder(readout))

@@ -1,0 +1,1 @@
+"""Thousands to millions of images in one file, found from a damaged piece, forgotten on request."""

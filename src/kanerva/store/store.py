@@ -1,0 +1,277 @@
+"""Store: images in one file, found from a damaged piece, with a probability, and forgotten.
+
+    store = kanerva.Store("digits.kanerva", model="mnist")
+    ids = store.add(images, payloads)            # durable when it returns
+    hits = store.find(cue, observed=mask)        # hits[0].id, .probability, .image;  hits.none
+    receipt = store.free(ids[:2])                # gone from the file, not only from the index
+
+One process writes at a time, any number read; each sees what others have written, never half of
+it. Beside the file lie caches that are made from it: pictures, and for large stores an index.
+"""
+
+import mmap
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from tqdm import tqdm
+
+from kanerva.errors import UserError
+from kanerva.memory.channels import Noise, Picture
+from kanerva.memory.search import Candidates, Cue, Hits, Pictures, search, search_all
+from kanerva.models.base import Images, MemoryModel
+from kanerva.models.finding import Cues, Visible, as_cues, decode_blocks, log_none
+from kanerva.models.kpp import Kpp
+from kanerva.models.loading import load, shipped_folder
+from kanerva.store.codec import INT8, decode, encode, fingerprint
+from kanerva.store.database import Database, about_model, live_ids
+from kanerva.store.index import Index
+from kanerva.store.levels import LevelsFile
+
+_BATCH = 64  # images encoded, decoded and committed at once
+_SHORT = 8  # bytes of a payload, below which finding it somewhere says nothing
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What `free` did. `found` counts freed items whose bytes still stand in a file: none, unless
+    `pending` says that a reader in another process still needs the log; then `verify` again."""
+
+    ids: list[int]
+    bytes: int  # of blocks and payloads, overwritten
+    found: int
+    pending: bool
+
+
+class Store:
+    """Images held on disk, by id. Ids count from 1 and are never used twice."""
+
+    def __init__(self, path: str | Path, model: str | Path | MemoryModel | None = None) -> None:
+        """Open the store at `path`, or make it where there is none: then `model` says which writes
+        it, by name or as it is. Other weights than those it was written with are refused."""
+        self.path = Path(path)
+        given = Database(self.path).about["model"] if model is None else model
+        if isinstance(given, MemoryModel):
+            name, model = given.config.name, given
+        else:
+            folder = shipped_folder(given)
+            name, model = str(given) if folder is None else folder.name, load(given)
+        if not model.has_blocks:
+            raise UserError(f"{model.config.name} writes memories as a whole: a store needs blocks")
+        self.model = cast(Kpp, model.requires_grad_(False).eval())
+        seal, image = fingerprint(self.model), self.model.config.image
+        self._db = Database(self.path, about_model(name, seal, image))
+        if self._db.about["fingerprint"] != seal:
+            raise UserError(
+                f"{path} was written with other weights, those of {self._db.about['model']}: "
+                f"open it with them, not with {name}"
+            )
+        self._levels = LevelsFile(self._beside("levels"), int(np.prod(image)), seal)
+        self._index = Index(self._beside("index"), self._pictures)
+        self._ids, self._freed, self._version = np.zeros(0, dtype=np.int64), set[int](), None
+        self._sync()
+
+    def _beside(self, kind: str) -> Path:
+        return self.path.with_name(f"{self.path.name}-{kind}")
+
+    def _sync(self) -> None:
+        """See what others have written."""
+        if (version := self._db.version()) != self._version:
+            last, freed = self._db.state()
+            self._freed, self._ids = set(freed), live_ids(last, freed)
+            self._version = version
+
+    def _mend(self, ids: list[int]) -> np.ndarray:
+        """Pictures that the cache has lost, made of their blocks again; of freed ones blanks."""
+        held = [id for id in ids if id not in self._freed]
+        made = np.zeros((len(ids), *self.model.config.image), dtype=np.uint8)
+        for start in range(0, len(held), _BATCH):
+            part = held[start : start + _BATCH]
+            blocks = torch.stack([decode(*row[:2]) for row in self._db.rows(part)])
+            shape = (1, len(part), *self.model.writer.shape)
+            levels = decode_blocks(self.model, blocks.view(shape)).levels.numpy()
+            made[[ids.index(id) for id in part]] = levels
+            with self._db.writing():
+                self._levels.write(part, levels)
+        return made
+
+    def _pictures(self, ids: np.ndarray) -> Pictures:
+        rows = self._levels.read(ids, self._mend)
+        levels = torch.from_numpy(rows.reshape(len(ids), *self.model.config.image).copy())
+        return Pictures(levels, self.model.config.likelihood == "bernoulli")
+
+    # Add
+
+    @torch.no_grad()
+    def add(
+        self, images: Images, payloads: Sequence[str] | None = None, *, progress: bool = False
+    ) -> list[int]:
+        """Ids of images (T, C, H, W), each with a string of its own. What was added is on the disk,
+        batch by batch; an interrupted call leaves whole batches."""
+        pixels = self.model.as_pixels(images)[0] if images.ndim == 4 else None
+        if pixels is None:
+            raise UserError(f"add takes images (T, C, H, W), got {tuple(images.shape)}")
+        texts = [""] * len(pixels) if payloads is None else list(payloads)
+        if len(texts) != len(pixels):
+            raise UserError(f"{len(pixels)} images came with {len(texts)} payloads")
+        ids: list[int] = []
+        starts = range(0, len(pixels), _BATCH)
+        for start in tqdm(starts, "add", unit="batch", disable=not progress):
+            ids += self._add(pixels[start : start + _BATCH], texts[start : start + _BATCH])
+        self._sync()
+        return ids
+
+    def _add(self, pixels: Float[Tensor, "T C H W"], payloads: list[str]) -> list[int]:
+        episode = pixels[None].to(self.model.device)
+        blocks = self.model.blocks(episode, self.model.encoder(episode))[0]
+        coded = [encode(block) for block in blocks]
+        kept = torch.stack([decode(INT8, block) for block in coded]).view_as(blocks)[None]
+        levels = decode_blocks(self.model, kept.to(self.model.device)).levels.cpu().numpy()
+        rows = [(INT8, b, p.encode()) for b, p in zip(coded, payloads, strict=True)]
+        return self._db.insert(rows, lambda ids: self._levels.write(ids, levels))
+
+    # Find and get
+
+    @torch.no_grad()
+    def find(
+        self,
+        cue: Cues,
+        *,
+        observed: Visible | None = None,
+        noise: Noise = None,
+        shifts: int = 0,
+        k: int = 5,
+        prior_none: float = 0.5,
+    ) -> Hits | list[Hits]:
+        """The `k` images held that a cue most likely shows, and `.none`: see `Kpp.find`."""
+        self._sync()
+        self._index.update(self._ids, int(self._ids[-1]) if len(self._ids) else 0)
+        cues = as_cues(self.model, cue, observed, noise, shifts)
+
+        def one(cue: Cue, first: Candidates | None) -> Hits:
+            return self._find(cue, first, k, prior_none)
+
+        hits = search_all(cues, len(self._ids), self._index.rank, one)
+        return hits if cue.ndim == 4 else hits[0]
+
+    def _find(self, cue: Cue, first: Candidates | None, k: int, prior_none: float) -> Hits:
+        def name(row: int) -> tuple[int, Callable[[], Picture], str]:
+            id = int(self._ids[row])
+            return id, lambda: self.get([id])[0], self.payloads([id])[0]
+
+        return search(
+            cue,
+            len(self._ids),
+            self._index.rank,
+            lambda rows: self._pictures(self._ids[rows.numpy()]),
+            lambda guess: log_none(self.model, cue, guess),
+            name,
+            first=first,
+            k=k,
+            prior_none=prior_none,
+        )
+
+    def get(self, ids: Sequence[int]) -> Float[Tensor, "n C H W"]:
+        """Pictures of ids: expected pixels on [0, 1]."""
+        self._sync()
+        self._db.rows(ids)  # refuses those that are not held
+        return self._pictures(np.asarray(ids, dtype=np.int64)).means
+
+    def payloads(self, ids: Sequence[int]) -> list[str]:
+        """The strings that came with images."""
+        return [payload.decode() for _, _, payload in self._db.rows(ids)]
+
+    def __len__(self) -> int:
+        self._sync()
+        return len(self._ids)
+
+    def __iter__(self) -> Iterator[int]:
+        self._sync()
+        return iter(self._ids.tolist())
+
+    def __contains__(self, id: object) -> bool:
+        self._sync()
+        return id in self._ids
+
+    # Free
+
+    def free(self, ids: int | Sequence[int]) -> Receipt:
+        """Forget images: overwrite them in file, log and caches, then look for them there."""
+        named = [ids] if isinstance(ids, int) else [int(id) for id in ids]
+        if len(set(named)) != len(named):
+            raise UserError(f"an id is named twice: {named}")
+        rows = self._db.rows(named)
+        levels = self._levels.read(np.asarray(named, dtype=np.int64), self._mend)
+        size = self._db.erase(named)
+        self._scrub(named)
+        settled = self._db.checkpoint()
+        blocks, payloads = [row[1] for row in rows], [row[2] for row in rows]
+        texts = [payload for payload in payloads if len(payload) >= _SHORT]
+        found = self._search_files([*blocks, *texts, *(row.tobytes() for row in levels)])
+        shared = self._db.shares(
+            [b for b in blocks if b in found], [t for t in texts if t in found]
+        )
+        left = len(found & {*blocks, *texts} - shared)
+        if settled and not left:
+            self._db.settle()
+            self._db.checkpoint()
+        return Receipt(named, size, left, not settled)
+
+    def _scrub(self, ids: Sequence[int]) -> None:
+        self._levels.erase(ids)
+        self._sync()
+        self._index.erase(self._ids)
+
+    @property
+    def files(self) -> list[Path]:
+        """Everything this store has on the disk."""
+        kinds = ("wal", "shm", "levels", "index")
+        return [p for p in (self.path, *map(self._beside, kinds)) if p.is_file()]
+
+    def _search_files(self, needles: Sequence[bytes]) -> set[bytes]:
+        """Which of these bytes stand in any file of this store."""
+        found: set[bytes] = set()
+        for path in self.files:
+            if path.stat().st_size == 0:
+                continue
+            with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as raw:
+                found |= {needle for needle in needles if raw.find(needle) >= 0}
+        return found
+
+    def verify(self) -> Receipt:
+        """Read everything: refuse a damaged file, mend caches, finish what is pending."""
+        self._db.check()
+        self._sync()
+        for start in range(0, len(self._ids), 8192):
+            self._pictures(self._ids[start : start + 8192])
+        pending = self._db.pending()
+        if not pending:
+            return Receipt([], 0, 0, False)
+        self._scrub(pending)
+        if settled := self._db.checkpoint():
+            self._db.settle()
+            self._db.checkpoint()
+        return Receipt(pending, 0, 0, not settled)
+
+    def info(self) -> dict[str, object]:
+        """What is held, by which model, and its bytes on the disk and in memory."""
+        sizes = {path.name: path.stat().st_size for path in self.files}
+        about = {name: self._db.about[name] for name in ("model", "fingerprint", "image")}
+        return about | {"images": len(self), "files": sizes, "index_bytes": self._index.bytes}
+
+    def close(self) -> None:
+        self._db.close()
+
+    def __enter__(self) -> "Store":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Store({str(self.path)!r}, {self._db.about['model']}, {len(self)} images)"

@@ -1,0 +1,93 @@
+"""`kanerva store` as a user types it."""
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from kanerva.cli import main
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from kanerva import data
+
+    place = tmp_path_factory.mktemp("pictures")
+    for n, picture in enumerate(data.load("glyphs", "test").images[:12]):
+        Image.fromarray(picture[0].numpy()).save(place / f"glyph-{n:02}.png")
+    return place
+
+
+@pytest.fixture
+def store(tmp_path: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    path = str(tmp_path / "g.kanerva")
+    assert main(["store", "add", path, str(folder), "--model", "glyphs"]) == 0
+    assert "added               12" in capsys.readouterr().out
+    return path
+
+
+def test_add_find_get_free(store: str, folder: Path, tmp_path: Path, capsys):
+    damaged, mask = tmp_path / "cue.png", tmp_path / "mask.png"
+    with Image.open(folder / "glyph-05.png") as file:
+        picture = file.copy()
+    half = Image.new("L", picture.size)
+    half.paste(picture.crop((0, 0, picture.width, picture.height // 2)))
+    half.save(damaged)
+    seen = Image.new("L", picture.size)
+    seen.paste(255, (0, 0, picture.width, picture.height // 2))
+    seen.save(mask)
+    out = tmp_path / "found.png"
+    words = ["store", "find", store, str(damaged), "--observed", str(mask), "--k", "2"]
+    assert main([*words, "--json", "--out", str(out)]) == 0
+    (answer,) = json.loads(capsys.readouterr().out)
+    assert answer["hits"][0]["payload"].endswith("glyph-05.png")
+    assert answer["hits"][0]["probability"] > 0.9 and answer["none"] < 0.1
+    with Image.open(out) as drawn:
+        assert drawn.width > 100
+    assert main(words) == 0
+    table = capsys.readouterr().out
+    assert "none of these" in table and "glyph-05.png" in table
+    assert main(["store", "get", store, "6", "--out", str(out)]) == 0
+    assert "glyph-05.png" in capsys.readouterr().out
+    assert main(["store", "free", store, "6", "7", "--json"]) == 0
+    receipt = json.loads(capsys.readouterr().out)
+    assert receipt["freed"] == 2 and receipt["found afterwards"] == 0 and not receipt["pending"]
+    assert main(["store", "info", store, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["images"] == 10
+    assert main(["store", "verify", store]) == 0
+
+
+def test_lists_and_globs(store: str, folder: Path, monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"{folder}/glyph-00.png\n{folder}/glyph-01.png\n"))
+    assert main(["store", "add", store, "-", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["ids"] == [13, 14]
+    assert main(["store", "add", store, f"{folder}/glyph-0[23].png", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["added"] == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["add", "new.kanerva", "PICTURES"], "--model NAME"),
+        (["find", "new.kanerva", "PICTURES"], "no store at new.kanerva"),
+        (["add", "STORE", "absent.png"], "absent.png: no such file"),
+        (["add", "STORE"], "no images given"),
+        (["get", "STORE", "99"], "does not hold id 99"),
+        (["free", "STORE", "six"], "ids are numbers, got 'six'"),
+        (["free", "STORE"], "no ids given"),
+        (["find", "STORE", "PICTURES", "--k", "0"], "--k must be at least 1"),
+        (["find", "STORE", "PICTURES", "--noise", "fog"], "--noise"),
+        (["find", "STORE", "PICTURES", "--out", "no/such.png"], "cannot write picture"),
+        (["info", "NO_STORE"], "no store"),
+        (["lose", "STORE"], "lose"),
+    ],
+)
+def test_mistakes_get_one_line(words, says: str, store: str, folder: Path, tmp_path, capsys):
+    other = tmp_path / "other.kanerva"
+    other.write_text("not a database at all, but long enough to be read as one " * 40)
+    named = {"STORE": store, "PICTURES": str(folder), "NO_STORE": str(other)}
+    assert main(["store", *(named.get(word, word) for word in words)]) == 2
+    error = capsys.readouterr().err
+    assert says in error and error.strip().count("\n") <= 1  # a picture's path may come before

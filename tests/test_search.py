@@ -1,0 +1,195 @@
+"""Search: scores are sums over pixels, and probabilities are Bayes' rule."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from kanerva.errors import UserError
+from kanerva.memory.channels import Channel, Picture
+from kanerva.memory.search import (
+    Candidates,
+    Cue,
+    Hits,
+    Pictures,
+    search,
+    to_levels,
+    to_logits,
+)
+
+SHAPE = (1, 8, 8)
+
+
+def random_pictures(count: int, seed: int = 0) -> Pictures:
+    noise = torch.Generator().manual_seed(seed)
+    return Pictures(to_levels(6 * torch.randn(count, *SHAPE, generator=noise)), binary=True)
+
+
+def find(pictures: Pictures, cue: Picture, log_none: float = -1e4, **options) -> Hits:
+    of = {name: options.pop(name, default) for name, default in OPTIONS.items()}
+    one = Cue.of(cue, of["observed"], of["noise"], of["shifts"], pictures.binary)
+    return search(
+        one,
+        len(pictures),
+        lambda cues, count: Candidates.rank(cues, pictures.features, count),
+        lambda rows: pictures[rows],
+        lambda guess: log_none,
+        lambda row: (row + 100, lambda: pictures.means[row], ""),
+        **options,
+    )
+
+
+OPTIONS = {"observed": None, "noise": None, "shifts": 0}
+
+
+def test_levels_keep_logits():
+    logits = torch.linspace(-31, 31, 2001)
+    back = to_logits(to_levels(logits))
+    assert bool(((back - logits).abs() <= 0.03 + 0.014 * logits.abs()).all())
+    assert to_levels(torch.tensor([-99.0, 0.0, 99.0])).tolist() == [0, 127, 254]
+
+
+@pytest.mark.parametrize("channel", [Channel(), Channel(0.0, 0.3), Channel(0.4, 0.1)])
+def test_a_score_is_the_sum_over_visible_pixels(channel: Channel):
+    pictures, observed = random_pictures(20), torch.rand(8, 8) < 0.6
+    cue = torch.bernoulli(torch.full(SHAPE, 0.5))
+    keep, salt = 1 - channel.salt_pepper, channel.salt_pepper / 2
+    p = (1 - channel.hidden) * (keep * to_logits(pictures.levels).double().sigmoid() + salt)
+    terms = torch.where(cue == 1, p.log(), (1 - p).log())
+    expected = (terms * observed).sum(dim=(1, 2, 3)).float()
+    score = Cue.of(cue, observed, channel, 0, True).log_evidence(pictures)
+    torch.testing.assert_close(score, expected, rtol=1e-4, atol=1e-3)
+
+
+def test_without_noise_a_score_is_an_inner_product():
+    """[x m, m] . [logit p, ln(1 - p)]: what a vector index can search for."""
+    pictures, observed = random_pictures(20), torch.rand(8, 8) < 0.6
+    cue = torch.bernoulli(torch.full(SHAPE, 0.5))
+    logits = to_logits(pictures.levels).flatten(1)
+    vectors = torch.cat([logits, F.logsigmoid(-logits)], dim=1)
+    seen = observed.float().flatten()
+    product = vectors @ torch.cat([cue.flatten() * seen, seen])
+    score = Cue.of(cue, observed, "none", 0, True).log_evidence(pictures)
+    torch.testing.assert_close(score, product, rtol=1e-4, atol=1e-3)
+
+
+def test_a_score_under_gaussian_noise_is_the_sum_over_pixels():
+    """To within what binning costs: values to 1/64 of their range, logits to 64 levels."""
+    pictures, cue = random_pictures(20), torch.rand(SHAPE).round() + 0.7 * torch.randn(SHAPE)
+    p = pictures.means.double()
+    densities = [torch.distributions.Normal(b, 0.7).log_prob(cue).exp() for b in (0.0, 1.0)]
+    expected = ((1 - p) * densities[0] + p * densities[1]).log().sum(dim=(1, 2, 3)).float()
+    everything = torch.ones(8, 8, dtype=torch.bool)
+    score = Cue.of(cue, everything, Channel(gaussian=0.7), 0, True).log_evidence(pictures)
+    torch.testing.assert_close(score, expected, rtol=0, atol=0.8)
+
+
+def test_unknown_strength_is_averaged_over():
+    pictures, cue = random_pictures(5), torch.bernoulli(torch.full(SHAPE, 0.5))
+    whole = torch.ones(8, 8, dtype=torch.bool)
+    unknown = Cue.of(cue, whole, "salt_pepper", 0, True)
+    each = torch.stack(
+        [Cue.of(cue, whole, c, 0, True).log_evidence(pictures) for c in unknown.channels]
+    )
+    expected = each.logsumexp(0) - math.log(len(each))
+    torch.testing.assert_close(unknown.log_evidence(pictures), expected)
+
+
+def test_probabilities_follow_from_bayes_rule():
+    pictures, whole = random_pictures(6), torch.ones(8, 8, dtype=torch.bool)
+    cue = pictures.means[2].round()
+    cue[0, :2] = 1 - cue[0, :2]
+    log_none = -300.0
+    hits = find(pictures, cue, log_none, observed=whole, noise="salt_pepper", k=6, prior_none=0.3)
+    one = Cue.of(cue, whole, "salt_pepper", 0, True)
+    joint = one.log_evidence(pictures).double() + math.log(0.7 / 6)
+    kin = one.log_evidence(pictures.blurred()).logsumexp(0).double() - math.log(6)
+    none = torch.logaddexp(kin, kin.new_tensor(log_none)) + math.log(0.3 / 2)
+    total = torch.cat([joint, none[None]]).logsumexp(0)
+    expected = {100 + n: math.exp(joint[n] - total) for n in range(6)}
+    assert hits.none == pytest.approx(math.exp(none - total), rel=1e-4)
+    for hit in hits:
+        assert hit.probability == pytest.approx(expected[hit.id], rel=1e-4, abs=1e-12)
+    assert sum(hits.probabilities) + hits.none == pytest.approx(1.0)
+    assert hits.probabilities == sorted(hits.probabilities, reverse=True)
+
+
+def test_posterior_is_right_as_often_as_it_says():
+    """The world is as assumed: a picture at random, or pixels at random; salt & pepper of 0.5."""
+    torch.manual_seed(1)
+    pictures, whole = random_pictures(30), torch.ones(8, 8, dtype=torch.bool)
+    said, right, none = [], [], []
+    for _ in range(300):
+        n = int(torch.randint(30, ()))
+        clean = torch.bernoulli(pictures.means[n])
+        cue = torch.where(torch.rand(SHAPE) < 0.75, torch.rand(SHAPE).round(), clean)
+        hits = find(pictures, cue, 64 * math.log(0.5), observed=whole, prior_none=0.0)
+        said.append(hits[0].probability)
+        right.append(hits[0].id == 100 + n)
+        none.append(hits.none)
+    assert abs(sum(said) / 300 - sum(right) / 300) < 0.07
+    assert 0.3 < sum(right) / 300 < 0.95 and max(none) == 0
+
+
+def test_a_hidden_band_need_not_be_told():
+    pictures = random_pictures(200)
+    for n in range(10):
+        cue = pictures.means[n].round()
+        cue[:, 4:] = 0
+        assert find(pictures, cue)[0].id == 100 + n
+
+
+def test_a_moved_cue_is_found_and_its_shift_told():
+    pictures = random_pictures(200)
+    cue = torch.zeros(SHAPE)
+    cue[:, 2:, :-1] = pictures.means[7].round()[:, :-2, 1:]
+    hits = find(pictures, cue, shifts=2, noise="none")
+    assert hits[0].id == 107 and hits[0].shift == (2, -1)
+    assert hits[0].probability > 0.9
+
+
+def test_more_is_scored_where_what_is_left_out_could_matter():
+    """All pictures alike: nothing may be ruled out by rank, and each has its share."""
+    same = Pictures(random_pictures(1).levels.expand(500, -1, -1, -1), True)
+    hits = find(same, same.means[0].round(), prior_none=0.0, k=3)
+    assert hits.left_out == 0
+    assert hits.probabilities == pytest.approx([1 / 500] * 3)
+
+
+def test_eight_bit_pictures_are_found_by_squared_error():
+    levels = torch.randint(0, 256, (300, 3, 8, 8), dtype=torch.uint8)
+    pictures, observed = Pictures(levels, binary=False), torch.rand(8, 8) < 0.5
+    cue = pictures.means[5] + 0.05 * torch.randn(3, 8, 8)
+    one = Cue.of(cue, observed, None, 0, False)
+    product = (pictures.features @ one.queries()[0, 0]).argsort(descending=True)
+    error = ((pictures.means - cue).square() * observed).sum(dim=(1, 2, 3)).argsort()
+    assert torch.equal(product[:20], error[:20])
+    hits = find(pictures, cue, observed=observed)
+    assert hits[0].id == 105 and hits[0].probability > 0.99
+    cue[:, 4:] = 0
+    assert find(pictures, cue.clamp(0, 1))[0].id == 105  # not told
+
+
+def test_an_eight_bit_score_is_the_sum_over_pixels():
+    levels = torch.randint(0, 256, (10, 1, 8, 8), dtype=torch.uint8)
+    pictures, whole = Pictures(levels, binary=False), torch.ones(8, 8, dtype=torch.bool)
+    cue = (pictures.means[3] + 0.1 * torch.randn(1, 8, 8)).clamp(0.01, 0.99)
+    normal = torch.distributions.Normal(pictures.means, 0.3)
+    expected = (normal.log_prob(cue) - math.log(255)).sum(dim=(1, 2, 3))
+    score = Cue.of(cue, whole, Channel(gaussian=0.3), 0, False).log_evidence(pictures)
+    torch.testing.assert_close(score, expected, rtol=0.02, atol=1.0)
+
+
+def test_nothing_held_is_none():
+    hits = find(Pictures(torch.zeros(0, *SHAPE, dtype=torch.uint8), True), torch.zeros(SHAPE))
+    assert len(hits) == 0 and hits.none == 1.0
+
+
+def test_images_come_when_asked_for():
+    pictures = random_pictures(3)
+    hits = find(pictures, pictures.means[1].round(), k=2)
+    assert torch.equal(hits[0].image, pictures.means[1])
+    assert hits.images.shape == (2, *SHAPE) and hits.ids[0] == 101
+    with pytest.raises(UserError, match="k is at least 1"):
+        find(pictures, pictures.means[1], k=0)
