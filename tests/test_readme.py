@@ -7,6 +7,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from kanerva.cli import VERBS, main
 
@@ -35,18 +36,24 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
         assert main(["train", "--preset", "glyphs", "--run", "runs/demo", *TOY]) == 0
+    (place / "photos").mkdir()
+    for name, ink in (("3", 0), ("7", 255)):
+        Image.new("L", (28, 28), ink).save(place / "photos" / f"{name}.png")
     return place
 
 
 def test_the_library_example_runs_as_printed(place: Path, monkeypatch, capsys):
     monkeypatch.chdir(place)
-    code, layer = blocks("python")
+    code, store, layer = blocks("python")
     names: dict = {}
     exec(compile(code, "README.md", "exec"), names)
     assert names["recalled"].shape == (10, 32, 1, 28, 28)
     assert names["samples"].shape == (64, 1, 28, 28) and names["nearby"].shape == (16, 1, 28, 28)
     assert names["known"].shape == (32,)
     assert re.fullmatch(r"33 of 36\n\d+\.\d nats per image\n", capsys.readouterr().out)
+    exec(compile(store, "README.md", "exec"), names)
+    assert len(names["store"]) == 30 and names["receipt"].found == 0
+    assert capsys.readouterr().out.count("glyph") == 1
     exec(compile(layer, "README.md", "exec"), names)
     assert names["exact"].shape == names["found"].value.shape == (8, 5, 256)
 
