@@ -92,7 +92,8 @@ def test_unknown_strength_is_averaged_over():
     each = torch.stack(
         [Cue.of(cue, whole, c, 0, True).log_evidence(pictures) for c in unknown.channels]
     )
-    expected = each.logsumexp(0) - math.log(len(each))
+    prior = torch.tensor([c.chance for c in unknown.channels])
+    expected = (each + (prior / prior.sum()).log()[:, None]).logsumexp(0)
     torch.testing.assert_close(unknown.log_evidence(pictures), expected)
 
 

@@ -5,6 +5,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -219,6 +220,42 @@ def test_other_weights_are_refused(tmp_path: Path, model, glyphs: torch.Tensor):
         Store(tmp_path / "no" / "a.kanerva", model=model)
     with pytest.raises(UserError, match="2 images came with 1 payloads"):
         Store(path, model=model).add(glyphs[:2], ["one"])
+
+
+def add_and_free(store: Store, images: torch.Tensor, pipe: int) -> None:
+    while True:
+        ids = store.add(images, ["acknowledged"] * len(images))
+        os.write(pipe, b"".join(b"+%d " % id for id in ids))
+        store.free(ids[:1])
+        os.write(pipe, b"-%d " % ids[0])
+
+
+@pytest.mark.slow
+def test_a_thousand_kills_lose_nothing(tmp_path: Path, model, glyphs: torch.Tensor):
+    """Forked from a process that is warm, killed at any moment."""
+    path, added, freed = tmp_path / "a.kanerva", set[int](), set[int]()
+    chance = np.random.default_rng(0)
+    for _ in range(1000):
+        reader, writer = os.pipe()
+        if (child := os.fork()) == 0:
+            add_and_free(Store(path, model=model), glyphs[:2], writer)
+        os.close(writer)
+        time.sleep(chance.uniform(0.02, 0.25))
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        with os.fdopen(reader, "rb") as file:
+            words = file.read().split(b" ")[:-1]  # the last may be cut short
+        added |= {int(word) for word in words if word[:1] == b"+"}
+        freed |= {-int(word) for word in words if word[:1] == b"-"}
+        with Store(path, model=model) as store:
+            held = set(store)
+            assert not freed & held
+            lost = added - freed - held  # freed, and killed before it said so
+            assert len(lost) <= 1
+            freed |= lost
+    with Store(path, model=model) as store:
+        assert not store.verify().pending and store.verify().ids == []
+        assert len(store.get(sorted(held))) == len(held)
 
 
 KILLED = """

@@ -31,6 +31,7 @@ Mask = Bool[Tensor, "H W"]
 HIDDEN = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9)
 SALT_PEPPER = (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 GAUSSIAN = (0.02, 0.04, 0.08, 0.14, 0.2, 0.3, 0.4, 0.55, 0.75, 1.0, 1.4, 2.0)
+MASKS = (0.5, 0.124, 0.124, 0.124, 0.124, 0.004)  # nothing hidden; a band at one edge; at all four
 _BINS = 64  # of the values of a cue that is not binary
 
 
@@ -46,6 +47,14 @@ class Channel:
         if not (0 <= self.hidden < 1 and 0 <= self.salt_pepper <= 1 and self.gaussian >= 0):
             raise UserError(f"shares lie on [0, 1], a deviation is no less than 0; got {self}")
 
+    @property
+    def chance(self) -> float:
+        """A priori, up to a factor. ours: pixels are seldom hidden one by one, and seldom also
+        noisy; most cues have no noise."""
+        noisy = self.salt_pepper > 0 or self.gaussian > 0
+        hidden = 1.0 if self.hidden == 0 else 0.002 if noisy else 0.01
+        return hidden * (20.0 if self.salt_pepper == 0 else 1.0)
+
 
 Noise = str | Channel | None  # none, salt_pepper or gaussian, of any strength; None: not known
 
@@ -53,9 +62,8 @@ Noise = str | Channel | None  # none, salt_pepper or gaussian, of any strength; 
 def possible_channels(
     noise: Noise, told: bool, binary: bool, residual: bool = False
 ) -> list[Channel]:
-    """The channels a cue may have come through, all equally likely a priori. `told`: hidden pixels
-    are known; `binary`: every visible pixel of the cue is 0 or 1; `residual`: pictures are known
-    to within one."""
+    """The channels a cue may have come through. `told`: hidden pixels are known; `binary`: every
+    visible pixel of the cue is 0 or 1; `residual`: pictures are known to within one."""
     if isinstance(noise, Channel):
         return [noise]
     if noise not in (None, "none", "salt_pepper", "gaussian"):
@@ -158,15 +166,15 @@ class Seen:
         return (ratio / ratio.abs().max().clamp(min=1e-6))[self.codes]
 
 
-def possible_masks(cue: Picture, observed: Mask | None) -> Bool[Tensor, "masks H W"]:
-    """Which pixels may have been visible: those told; else all, or all but the blank band at one
-    edge, or what lies within all four of them."""
-    if observed is not None:
-        return observed[None]
+def possible_masks(
+    cue: Picture, observed: Mask | None
+) -> tuple[Bool[Tensor, "masks H W"], Float[Tensor, " masks"]]:
+    """Which pixels may have been visible, and how likely that is a priori: those told; else all,
+    or all but the blank band at one edge, or what lies within all four of them."""
+    whole = torch.ones_like(cue[0], dtype=torch.bool)
     ink = (cue != 0).any(dim=0)
-    whole = torch.ones_like(ink)
-    if not bool(ink.any()):
-        return whole[None]
+    if observed is not None or not bool(ink.any()):
+        return (whole if observed is None else observed)[None], cue.new_ones(1)
     bands = []
     for axis in (0, 1):
         marked = ink.any(dim=1 - axis).long()
@@ -175,8 +183,10 @@ def possible_masks(cue: Picture, observed: Mask | None) -> Bool[Tensor, "masks H
         places = torch.arange(len(marked), device=cue.device)
         places = places[:, None] if axis == 0 else places[None]
         bands += [whole & (places >= first), whole & (places <= last)]
-    masks = [whole, *bands, bands[0] & bands[1] & bands[2] & bands[3]]
-    return torch.stack(masks).unique(dim=0)
+    masks = torch.stack([whole, *bands, bands[0] & bands[1] & bands[2] & bands[3]])
+    found, which = masks.unique(dim=0, return_inverse=True)
+    chances = cue.new_tensor(MASKS)
+    return found, cue.new_zeros(len(found)).index_add(0, which, chances)
 
 
 def possible_shifts(shifts: int) -> list[tuple[int, int]]:

@@ -44,7 +44,7 @@ _BORDER = 0.01  # of ink beyond the frame
 _CHUNK = 512  # pictures compared at once: a histogram of each is held
 _RESIDUALS = 64  # bins of |cue - mean|, for 8-bit pictures
 _PRODUCTS = 16_000_000  # inner products held at once
-CANDIDATES = 48  # scored exactly, for each mask a cue may have had; more where that
+CANDIDATES = 24  # scored exactly, for each mask a cue may have had; more where that
 _NEGLIGIBLE, _MOST = 0.01, 3072  # leaves out more than so much, up to so many
 
 
@@ -103,6 +103,7 @@ class Cue:
     picture: Picture
     seen: Seen
     masks: Bool[Tensor, "masks H W"]
+    chances: Float[Tensor, " masks"]  # a priori
     channels: list[Channel]
     shifts: list[tuple[int, int]]
     binary: bool  # the pictures it is compared with
@@ -111,11 +112,11 @@ class Cue:
     def of(
         cls, picture: Picture, observed: Mask | None, noise: Noise, shifts: int, binary: bool
     ) -> "Cue":
-        masks = possible_masks(picture, observed)
+        masks, chances = possible_masks(picture, observed)
         seen = Seen.of(picture, masks.any(dim=0))
         two = seen.kind == "binary"
         channels = possible_channels(noise, observed is not None, two, residual=not binary)
-        return cls(picture, seen, masks, channels, possible_shifts(shifts), binary)
+        return cls(picture, seen, masks, chances, channels, possible_shifts(shifts), binary)
 
     def queries(self) -> Float[Tensor, "groups shifts features"]:
         """Vectors whose inner product with `Pictures.features` ranks: one group for each mask,
@@ -146,17 +147,18 @@ class Cue:
             parts = [(pictures[r], None if shifts is None else shifts[r]) for r in rows]
             return torch.cat([self.log_evidence(*part) for part in parts])
         table = self._table.flatten(1).T  # (pairs, channels)
+        prior = table.new_tensor([channel.chance for channel in self.channels])
+        prior = (prior / prior.sum()).log()
         pairs = self._pairs(pictures, shifts)  # (K, C, H, W)
         count = len(table)
         rows = torch.arange(len(pairs), device=pairs.device)[:, None] * (count + 1)
         total = []
-        for mask in self.masks:
+        for mask, chance in zip(self.masks, self.chances.log(), strict=True):
             moved = mask[None] if shifts is None else self._rolled(mask)[shifts]
             kept = torch.where(moved[:, None], pairs, count).flatten(1)  # the last bin: hidden
             counts = torch.bincount((kept + rows).flatten(), minlength=len(pairs) * (count + 1))
-            total.append(counts.view(len(pairs), -1)[:, :count].float() @ table)
-        scores = torch.cat(total, dim=1)
-        return scores.logsumexp(dim=1) - math.log(scores.shape[1])
+            total.append(counts.view(len(pairs), -1)[:, :count].float() @ table + prior + chance)
+        return torch.cat(total, dim=1).logsumexp(dim=1)
 
     def _rolled(self, values: Tensor) -> Tensor:
         """A mask or codes moved by every shift."""

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 Cues = Shaped[Tensor, "*T C H W"]
 Visible = Shaped[Tensor, "*masks rows columns"]  # true or 1 where a pixel is seen
-GENERIC, ENCODED = 128, 3  # draws for each estimate. ours
+GENERIC, ENCODED = 128, 2  # draws for each estimate. ours
 
 
 @torch.no_grad()

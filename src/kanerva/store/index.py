@@ -71,9 +71,11 @@ class Index:
         before = codes.ntotal
         for start in range(before + 1, last + 1, _CHUNK):
             codes.add(self._vectors(np.arange(start, min(start + _CHUNK, last + 1))))
-        if codes.ntotal > before or self._fast is None:
+        if codes.ntotal > before:
             self._codes = codes
             self._save()
+        elif self._fast is None:
+            self._fast = faiss.IndexPQFastScan(codes)
         self._features = None
 
     def _vectors(self, ids: np.ndarray) -> np.ndarray:

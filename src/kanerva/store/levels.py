@@ -52,6 +52,14 @@ class LevelsFile:
         """Zeros, and a sum that does not fit them."""
         self._put(ids, np.zeros((len(ids), self.width), dtype=np.uint8))
 
+    def holds(self, ids: Sequence[int]) -> int:
+        """How many of some freed rows are not blank."""
+        with self.path.open("rb") as file:
+            rows = [
+                file.seek(_HEADER + (id - 1) * self.width) and file.read(self.width) for id in ids
+            ]
+        return sum(any(row) for row in rows)
+
     def _put(self, ids: Sequence[int], rows: np.ndarray) -> None:
         with self.path.open("r+b") as file:
             for id, row in zip(ids, rows, strict=True):

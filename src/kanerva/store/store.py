@@ -206,17 +206,16 @@ class Store:
         if len(set(named)) != len(named):
             raise UserError(f"an id is named twice: {named}")
         rows = self._db.rows(named)
-        levels = self._levels.read(np.asarray(named, dtype=np.int64), self._mend)
         size = self._db.erase(named)
         self._scrub(named)
         settled = self._db.checkpoint()
         blocks, payloads = [row[1] for row in rows], [row[2] for row in rows]
         texts = [payload for payload in payloads if len(payload) >= _SHORT]
-        found = self._search_files([*blocks, *texts, *(row.tobytes() for row in levels)])
+        found = self._search_files([*blocks, *texts])
         shared = self._db.shares(
-            [b for b in blocks if b in found], [t for t in texts if t in found]
+            [block for block in blocks if block in found], [text for text in texts if text in found]
         )
-        left = len(found & {*blocks, *texts} - shared)
+        left = len(found - shared) + self._levels.holds(named)
         if settled and not left:
             self._db.settle()
             self._db.checkpoint()
