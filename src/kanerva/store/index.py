@@ -75,7 +75,7 @@ class Index:
             self._codes = codes
             self._save()
         elif self._fast is None:
-            self._fast = faiss.IndexPQFastScan(codes)
+            self._fast = faiss.IndexPQFastScan(codes)  # pyright: ignore[reportArgumentType]
         self._features = None
 
     def _vectors(self, ids: np.ndarray) -> np.ndarray:

@@ -54,11 +54,12 @@ class LevelsFile:
 
     def holds(self, ids: Sequence[int]) -> int:
         """How many of some freed rows are not blank."""
+        found = 0
         with self.path.open("rb") as file:
-            rows = [
-                file.seek(_HEADER + (id - 1) * self.width) and file.read(self.width) for id in ids
-            ]
-        return sum(any(row) for row in rows)
+            for id in ids:
+                file.seek(_HEADER + (id - 1) * self.width)
+                found += any(file.read(self.width))
+        return found
 
     def _put(self, ids: Sequence[int], rows: np.ndarray) -> None:
         with self.path.open("r+b") as file:
