@@ -35,7 +35,7 @@ def find(pictures: Pictures, cue: Picture, log_none: float = -1e4, **options) ->
         lambda cues, count: Candidates.rank(cues, pictures.features, count),
         lambda rows: pictures[rows],
         lambda guess: log_none,
-        lambda row: (row + 100, lambda: pictures.means[row], ""),
+        lambda rows: [(r + 100, lambda r=r: pictures.means[r], "") for r in rows],
         **options,
     )
 

@@ -18,7 +18,7 @@ each pair of bytes occurs, and one histogram serves all channels.
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import torch
 import torch.nn.functional as F
@@ -147,8 +147,6 @@ class Cue:
             parts = [(pictures[r], None if shifts is None else shifts[r]) for r in rows]
             return torch.cat([self.log_evidence(*part) for part in parts])
         table = self._table.flatten(1).T  # (pairs, channels)
-        prior = table.new_tensor([channel.chance for channel in self.channels])
-        prior = (prior / prior.sum()).log()
         pairs = self._pairs(pictures, shifts)  # (K, C, H, W)
         count = len(table)
         rows = torch.arange(len(pairs), device=pairs.device)[:, None] * (count + 1)
@@ -157,7 +155,9 @@ class Cue:
             moved = mask[None] if shifts is None else self._rolled(mask)[shifts]
             kept = torch.where(moved[:, None], pairs, count).flatten(1)  # the last bin: hidden
             counts = torch.bincount((kept + rows).flatten(), minlength=len(pairs) * (count + 1))
-            total.append(counts.view(len(pairs), -1)[:, :count].float() @ table + prior + chance)
+            total.append(
+                counts.view(len(pairs), -1)[:, :count].float() @ table + self._prior + chance
+            )
         return torch.cat(total, dim=1).logsumexp(dim=1)
 
     def _rolled(self, values: Tensor) -> Tensor:
@@ -194,10 +194,17 @@ class Cue:
         return max(1.0, float(self.picture.max()), 1.0 - float(self.picture.min()))
 
     @cached_property
+    def _prior(self) -> Float[Tensor, " channels"]:
+        chances = self.picture.new_tensor([channel.chance for channel in self.channels])
+        return (chances / chances.sum()).log()
+
+    @cached_property
     def _table(self) -> Float[Tensor, "channels values levels"]:
         """ln p of each pair of cue and picture, for each channel."""
         device = self.picture.device
         if self.binary:
+            if self.seen.kind == "binary":
+                return _binary_table(tuple(self.channels)).to(device)
             step = 1 << self._coarse
             levels = torch.arange(0, 256, step, device=device) + (step - 1) / 2
             return self.seen.log_table(self.channels, to_logits(levels))
@@ -211,6 +218,13 @@ class Cue:
             extra = near.new_tensor([channel.hidden + salt, salt, 0.0])[:, None]
             tables.append((keep * near + extra).clamp(min=1e-30).log())
         return torch.stack(tables)
+
+
+@lru_cache(maxsize=16)
+def _binary_table(channels: tuple[Channel, ...]) -> Float[Tensor, "channels values levels"]:
+    """The same for every binary cue."""
+    seen = Seen(torch.zeros(1, 1, 1, dtype=torch.long), torch.tensor([0.0, 1.0]), "binary")
+    return seen.log_table(channels, to_logits(torch.arange(256)))
 
 
 # The answer
@@ -311,7 +325,7 @@ def search(
     rank: Rank,
     fetch: Callable[[Int[Tensor, " K"]], Pictures],
     log_none: Callable[[Picture], float],  # given the best guess at what the cue shows
-    name: Callable[[int], tuple[int, Callable[[], Picture], str]],
+    name: Callable[[list[int]], list[tuple[int, Callable[[], Picture], str]]],
     *,
     first: Candidates | None = None,
     k: int = 5,
@@ -319,7 +333,7 @@ def search(
 ) -> Hits:
     """The `k` likeliest of what is held. `rank` gives so many candidates for each mask, of which
     the `first` may be known already; `fetch` rows' pictures, `log_none` a model's ln p(cue |
-    nothing held), and `name` a row's id, picture and payload. More are scored where those left
+    nothing held), and `name` rows' ids, pictures and payloads. More are scored where those left
     out could matter."""
     if k < 1 or not 0 <= prior_none <= 1:
         raise UserError(f"k is at least 1 and prior_none a probability, got {k}, {prior_none}")
@@ -346,9 +360,10 @@ def search(
     chance = each.new_zeros(len(rows)).index_add(0, place, (each - total).exp())
     best = chance.topk(min(k, len(rows)))
     hits = []
-    for probability, row in zip(best.values.tolist(), best.indices.tolist(), strict=True):
+    named = name(rows[best.indices].tolist())
+    ranked = zip(best.values.tolist(), best.indices.tolist(), named, strict=True)
+    for probability, row, (id, image, payload) in ranked:
         likeliest = int(each.masked_fill(place != row, -torch.inf).argmax())
         down, across = cue.shifts[int(candidates.shifts[likeliest])]
-        id, image, payload = name(int(rows[row]))
         hits.append(Hit(id, probability, (-down, -across), payload, image))
     return Hits(hits, float((none - total).exp()), min(1.0, left_out))

@@ -63,7 +63,7 @@ def find(
             rank,
             lambda rows: pictures[rows],
             lambda guess: log_none(model, cue, guess),
-            lambda row: (handles[row], lambda: pictures.means[row], ""),
+            lambda rows: [(handles[r], lambda r=r: pictures.means[r], "") for r in rows],
             first=first,
             k=k,
             prior_none=prior_none,

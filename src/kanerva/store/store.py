@@ -12,6 +12,7 @@ it. Beside the file lie caches that are made from it: pictures, and for large st
 import mmap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -160,9 +161,10 @@ class Store:
         return hits if cue.ndim == 4 else hits[0]
 
     def _find(self, cue: Cue, first: Candidates | None, k: int, prior_none: float) -> Hits:
-        def name(row: int) -> tuple[int, Callable[[], Picture], str]:
-            id = int(self._ids[row])
-            return id, lambda: self.get([id])[0], self.payloads([id])[0]
+        def name(rows: list[int]) -> list[tuple[int, Callable[[], Picture], str]]:
+            ids = self._ids[rows].tolist()
+            texts = self.payloads(ids)
+            return [(id, partial(self._picture, id), t) for id, t in zip(ids, texts, strict=True)]
 
         return search(
             cue,
@@ -175,6 +177,9 @@ class Store:
             k=k,
             prior_none=prior_none,
         )
+
+    def _picture(self, id: int) -> Picture:
+        return self.get([id])[0]
 
     def get(self, ids: Sequence[int]) -> Float[Tensor, "n C H W"]:
         """Pictures of ids: expected pixels on [0, 1]."""
