@@ -64,6 +64,8 @@ class Store:
             name, model = str(given) if folder is None else folder.name, load(given)
         if not model.has_blocks:
             raise UserError(f"{model.config.name} writes memories as a whole: a store needs blocks")
+        if model.device.type != "cpu":
+            raise UserError(f"a store's model runs on the CPU, this one is on {model.device}")
         self.model = cast(Kpp, model.requires_grad_(False).eval())
         seal, image = fingerprint(self.model), self.model.config.image
         self._db = Database(self.path, about_model(name, seal, image))
