@@ -175,7 +175,7 @@ def test_fewer_bits_or_another_memory_never_replace_a_runs_own_record(
 def test_a_memory_is_drawn_without_what_was_freed(trained: Path, capsys):
     assert main(["memory", str(trained), "--free", "[1,2]"]) == 0
     path, said = capsys.readouterr().out.splitlines()
-    assert said == "6 of 36 blocks held; handles 0, 3, 4, 5, 6, 7"
+    assert said == "6 of 36 blocks held, 5184 bits; handles 0, 3, 4, 5, 6, 7"
     with Image.open(path) as picture:
         assert picture.width > picture.height > 600
     assert "handle 9 is not held" in complaint(capsys, "memory", str(trained), "--free", "[9]")
@@ -339,7 +339,10 @@ def test_every_option_of_a_model_is_a_flag(model: str):
         ("memory: 7", "memory"),
         ("memory: {reads: 3}", "kpp does not use memory.reads (kpp-paper, no-memory do)"),
         ("rows: {count: 3}", "kpp does not use rows.count (km, dkm, dkm-tsm, dnc do)"),
-        ("model: vae\nmemory: {size: 8}", "vae does not use memory.size (kpp, kpp-empty, "),
+        (
+            "model: vae\nmemory: {size: 8}",
+            "vae does not use memory.size (kpp, kpp-bits, kpp-empty, ",
+        ),
         ("epochs: 3", "unknown option epochs; use steps"),
         ("likelihood: {kind: bernoulli}", "use likelihood"),
         ("seeed: 1", "unknown option seeed; did you mean seed?"),

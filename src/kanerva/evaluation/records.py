@@ -55,6 +55,7 @@ class MemorySize:
     dtype: str
     floats_per_image: float
     bits_per_image: float
+    cap: int | None = None  # bits that blocks were shrunk to, where they are bits
     bits_per_dim: float
     sum_bits_per_dim: float  # memory and bound together: a code length, as a VAE's bound is
 
@@ -225,11 +226,16 @@ def record_name(record: dict[str, Any]) -> str:
     return f"{record['preset']}/{name}"
 
 
+_MEMORY = ("shape", "dtype", "cap")  # what makes it another memory
+
+
 def run_record_name(record: dict[str, Any]) -> str:
     """What a record is called in its run folder: a quick look, fewer bits or another memory never
     replace the full figure."""
     memory = record["memory"]
-    other = "" if memory["dtype"] == "float32" else f"-{memory['dtype']}"
+    other = "" if memory["dtype"] in ("float32", "bits") else f"-{memory['dtype']}"
+    if memory.get("cap") is not None:
+        other = f"-bits{memory['cap']}"
     if is_resized(record):
         other += f"-T{record['T']}-side{memory['shape'][-1]}"
     part = "-partial" if record["partial"] else ""
@@ -247,7 +253,8 @@ def file_record(record: dict[str, Any], results: Path) -> Path:
         there = read_record(path)
         if there["config_hash"] != record["config_hash"]:
             raise UserError(f"{path} is of another configuration: give this one a --variant name")
-        if any(there["memory"][key] != record["memory"][key] for key in ("shape", "dtype")):
+        same = (there["memory"].get(key) == record["memory"].get(key) for key in _MEMORY)
+        if not all(same):
             raise UserError(f"{path} is of another memory: give this one a --variant name")
         if record["partial"] and not there["partial"]:
             raise UserError(f"{path} is of the whole split; a part does not replace it")
