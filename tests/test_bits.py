@@ -310,12 +310,12 @@ def test_what_is_not_held_is_told_by_all_that_is_and_by_nothing_else(
 ):
     shake(model.kin, 0.1)
     memory = model.write(images[:5])
-    told = model._tell_new(Memory.stack([memory]))
+    told = model._read_kin(Memory.stack([memory]))
     assert float(told.detach().abs().sum()) > 0
     freed = model.append(memory.free(0, 1, 2, 3, 4), images[:5].flip(0))  # other cells, other order
-    again = model._tell_new(Memory.stack([freed]))
+    again = model._read_kin(Memory.stack([freed]))
     assert torch.allclose(told, again, atol=1e-5)
-    fewer = model._tell_new(Memory.stack([memory.free(4)]))
+    fewer = model._read_kin(Memory.stack([memory.free(4)]))
     assert not torch.allclose(told, fewer, atol=1e-3)
     left = model.left_out(images)
     alone = model.elbo(images[5:], model.write(images[:5]), handles=None)
@@ -453,7 +453,7 @@ def test_pixels_are_drawn_with_the_probabilities_that_score_them(model: KppBits,
     drawn = model.generate(memory, 600, sample_pixels=True)
     terms = model._terms_new(memory, drawn)
     first = model._log_pixels(
-        model._tell_new(memory)[:, None].expand(-1, 600, -1, -1, -1), drawn
+        model._read_kin(memory)[:, None].expand(-1, 600, -1, -1, -1), drawn
     )  # ln p of each pixel that was drawn
     share = first[0, :, 0].exp()
     ink = drawn[0, :, 0, 0, 0]

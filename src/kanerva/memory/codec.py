@@ -5,7 +5,7 @@ All blocks share one stream, which an arithmetic coder ends once: a stream for e
 that the coder takes as they are.
 """
 
-import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +33,12 @@ class BlockCodec:
 
     prior: GistPrior
     pixels: PixelCode
-    fingerprint: bytes  # 16 bytes: other weights read other things
+    name: Callable[[], str]  # the model's fingerprint, worked out when a file needs it
+
+    @property
+    def fingerprint(self) -> bytes:
+        """Sixteen bytes: other weights read other things."""
+        return bytes.fromhex(self.name())[:16]
 
     @torch.no_grad()
     def encode(self, gists: Float[Tensor, "N D"], detail: Detail) -> bytes:
@@ -165,15 +170,6 @@ class BlockCodec:
         groups = self.prior.groups
         rest = [(1 - _WHOLE) / groups] * groups
         return _categorical(np.array([*rest, _WHOLE]))
-
-
-def fingerprint(tensors: dict[str, Tensor]) -> bytes:
-    """Sixteen bytes that name weights."""
-    total = hashlib.sha256()
-    for name in sorted(tensors):
-        total.update(name.encode())
-        total.update(tensors[name].detach().cpu().contiguous().numpy().tobytes())
-    return total.digest()[:16]
 
 
 # The arithmetic coder

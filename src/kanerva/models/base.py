@@ -1,6 +1,7 @@
 """What every model offers, and what each can do: verbs, capabilities, checks of what users pass."""
 
 import copy
+import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -12,9 +13,10 @@ from huggingface_hub import PyTorchModelHubMixin
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
-from kanerva.config import ModelConfig
+from kanerva.config import ModelConfig, to_dict
 from kanerva.distributions import ReadDistribution
 from kanerva.errors import UserError
+from kanerva.files import digest
 from kanerva.likelihoods import make_likelihood
 from kanerva.memory.heap import Memory
 from kanerva.memory.quantise import bits, quantise
@@ -177,6 +179,11 @@ class MemoryModel(
     def fit_to_data(self, images: Images) -> None:
         """Before a first step: what a model takes from training images themselves, as a rule
         nothing."""
+
+    def fingerprint(self) -> str:
+        """Of weights and config: who reads a block must have those that wrote it."""
+        about = {"config": json.dumps(to_dict(self.config), sort_keys=True)}
+        return digest(self.state_dict(), about)
 
     # Training and scores
 

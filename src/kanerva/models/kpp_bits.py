@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from kanerva.config import KppBitsConfig
 from kanerva.errors import UserError
-from kanerva.memory.codec import BlockCodec, fingerprint
+from kanerva.memory.codec import BlockCodec
 from kanerva.memory.detail import ALL, MISMATCH, Detail
 from kanerva.memory.fixed_point import BIT, TOTAL, clear_of
 from kanerva.memory.gist import LARGEST, GistPrior, quantise_gist
@@ -38,7 +38,7 @@ from kanerva.models.kpp import Kpp
 from kanerva.models.terms import ElboTerms
 from kanerva.readout import SpatialPrior
 from kanerva.seeding import Noise, as_generator, uniform
-from kanerva.shapes import Blocks, Cells, Episode, FeatureMaps, PerImage, Readout
+from kanerva.shapes import Blocks, Cells, Episode, FeatureMaps, PerImage
 
 NEW = 0.25  # p(y = new | M), where anything is held
 _SPREAD = 2.0  # training draws beta from half to twice its default
@@ -81,7 +81,7 @@ class KppBits(Kpp):
     def forward(self, episode: Episode, generator: Noise = None) -> dict[str, Tensor]:
         """The sketch's bound; beside it the price of gists and the code of pixels.
 
-        Some images of each episode are not written: they are told what the others tell of them.
+        Some images of each episode are not written: they read what the others have in common.
         """
         episode = self.as_episodes(episode)
         batch, length = episode.shape[:2]
@@ -98,8 +98,8 @@ class KppBits(Kpp):
         some = 1 + (chance[..., 1] * (groups - 1)).floor()
         kept = torch.where(chance[..., 2] < _SHORT, some, groups) * written
         blocks = self.writer.blocks(gists, kept)
-        told = self.kin(blocks.flatten(2), written).unflatten(-1, self.writer.shape)
-        traces = torch.where(written[..., None, None, None], blocks, told[:, None])
+        kin = self.kin(blocks.flatten(2), written).unflatten(-1, self.writer.shape)
+        traces = torch.where(written[..., None, None, None], blocks, kin[:, None])
         reading = self.readout(traces, features, generator=generator)
         likelihood = self.log_likelihood(reading.readout, episode)
         price = self.prior.nats(numbers.flatten(0, 1), blurred.flatten(0, 1))
@@ -190,7 +190,7 @@ class KppBits(Kpp):
     @property
     def codec(self) -> BlockCodec:
         """What reads and writes files of this model's memories."""
-        return BlockCodec(self.prior, self.pixel_code, fingerprint(self.state_dict()))
+        return BlockCodec(self.prior, self.pixel_code, self.fingerprint)
 
     # The bound
 
@@ -206,7 +206,7 @@ class KppBits(Kpp):
         """-ln p(x | M, y) and the key's cost; p is exact, so there is no KL z.
 
         In a memory given, image t is looked for where `handles[t]` lies; without handles by
-        content, in the block whose sketch explains it best or, if that is better, in a free cell.
+        content, in the block whose sketch explains it best or, if that is better, as new.
         """
         if memory is None and handles is not None:
             raise UserError("handles are those of a memory: give it too")
@@ -257,14 +257,14 @@ class KppBits(Kpp):
         return ElboTerms(score, torch.zeros_like(score), key)
 
     def _terms_new(self, memory: Memory, episode: Episode) -> ElboTerms:
-        """Of images that are not in a memory: told what all it holds tells of them."""
-        traces = self._tell_new(memory)[:, None].expand(-1, episode.shape[1], -1, -1, -1)
+        """Of images that are not in a memory: they read all that it holds."""
+        traces = self._read_kin(memory)[:, None].expand(-1, episode.shape[1], -1, -1, -1)
         score = self._log_pixels(traces, episode).sum(dim=-1)
         count = (memory.require_slots() >= 0).sum(dim=1)
         key = self._key_costs(count, torch.zeros_like(score, dtype=torch.bool))
         return ElboTerms(score, torch.zeros_like(score), key)
 
-    def _tell_new(self, memory: Memory) -> Float[Tensor, "B Cm h w"]:
+    def _read_kin(self, memory: Memory) -> Float[Tensor, "B Cm h w"]:
         """The trace that a new image reads."""
         held = memory.require_slots() >= 0
         every = torch.arange(held.shape[1], device=self.device).expand(len(held), -1)
@@ -313,18 +313,14 @@ class KppBits(Kpp):
             return super().generate(
                 memory, num_samples, near=near, sample_pixels=sample_pixels, generator=generator
             )
-        told = self._tell_new(memory.as_batch())[:, None]
-        traces = told.expand(-1, num_samples, -1, -1, -1)
+        kin = self._read_kin(memory.as_batch())[:, None]
+        traces = kin.expand(-1, num_samples, -1, -1, -1)
         if sample_pixels:
             images = self._sample_code(traces, generator)
         else:
             readout = SpatialPrior(self.readout, traces).sample(generator)
             images = self.likelihood.mean(self.decoder(readout))
         return images if memory.is_batch else images[0]
-
-    def sample_pixels(self, readout: Readout, generator: Noise = None) -> Episode:
-        """Of the sketch: the code of pixels sees blocks, not z."""
-        return self.likelihood.sample(self.decoder(readout), as_generator(generator))
 
     def _sample_code(self, traces: Blocks, generator: Noise) -> Episode:
         """A draw of every pixel in turn."""

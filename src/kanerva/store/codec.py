@@ -1,17 +1,12 @@
 """Blocks as bytes: codec 0 is int8 numbers after their scale, a float32."""
 
-import json
-
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from kanerva.config import to_dict
 from kanerva.errors import UserError
-from kanerva.files import digest
 from kanerva.memory.quantise import pack
-from kanerva.models.base import MemoryModel
 
 INT8 = 0
 
@@ -29,9 +24,3 @@ def decode(codec: int, data: bytes) -> Float[Tensor, " numbers"]:
         raise UserError(f"a block of codec {codec} cannot be read: written by a newer kanerva?")
     levels = np.frombuffer(data, dtype=np.int8, offset=4).astype(np.float32)
     return torch.from_numpy(levels * np.frombuffer(data, dtype="<f4", count=1)[0])
-
-
-def fingerprint(model: MemoryModel) -> str:
-    """Of weights and config: who reads a block must have those that wrote it."""
-    about = {"config": json.dumps(to_dict(model.config), sort_keys=True)}
-    return digest(model.state_dict(), about)

@@ -29,7 +29,7 @@ from kanerva.models.base import Images, MemoryModel
 from kanerva.models.finding import Cues, Visible, as_cues, decode_blocks, log_none
 from kanerva.models.kpp import Kpp
 from kanerva.models.loading import load, shipped_folder
-from kanerva.store.codec import INT8, decode, encode, fingerprint
+from kanerva.store.codec import INT8, decode, encode
 from kanerva.store.database import Database, about_model, live_ids
 from kanerva.store.index import Index
 from kanerva.store.levels import LevelsFile
@@ -67,7 +67,7 @@ class Store:
         if model.device.type != "cpu":
             raise UserError(f"a store's model runs on the CPU, this one is on {model.device}")
         self.model = cast(Kpp, model.requires_grad_(False).eval())
-        seal, image = fingerprint(self.model), self.model.config.image
+        seal, image = self.model.fingerprint(), self.model.config.image
         self._db = Database(self.path, about_model(name, seal, image))
         if self._db.about["fingerprint"] != seal:
             raise UserError(
