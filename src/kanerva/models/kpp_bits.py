@@ -40,18 +40,20 @@ from kanerva.readout import SpatialPrior
 from kanerva.seeding import Noise, as_generator, uniform
 from kanerva.shapes import Blocks, Cells, Episode, FeatureMaps, PerImage
 
-NEW = 0.25  # p(y = new | M), where anything is held
-_SPREAD = 2.0  # training draws beta from half to twice its default
+NEW = 0.5  # p(y = new | M), where anything is held
+UNLIKE = 0.125  # of that, p(an image has nothing to do with what is held)
+_SPREAD = 2.0  # training draws beta from half to twice its middle
 _SKETCH = 0.5  # weight of the loss that is the gist's own
-_CHEAP = 1000  # steps in which the price rises: what costs from the start is never used
 _SHORT = 0.25  # share of written blocks that training cuts after some group
+_BLURRED = 0.25  # share of gists that training blurs instead of rounding them
+_FIRST_BETA, _BETA_STEP = 0.1, 0.003  # what costs much from the start is never used
 
 
 class KppBits(Kpp):
     """Gist and detail."""
 
     has_code = True
-    age: Tensor
+    log_beta: Tensor
     config: KppBitsConfig  # pyright: ignore[reportIncompatibleVariableOverride]
     writer: GistWriter  # pyright: ignore[reportIncompatibleVariableOverride]
 
@@ -68,7 +70,7 @@ class KppBits(Kpp):
             depth=code.depth,
         )
         self.kin = KinReader(size)
-        self.register_buffer("age", torch.zeros(()))  # steps trained
+        self.register_buffer("log_beta", torch.tensor(math.log(_FIRST_BETA)))
         self.cap = ALL
 
     def make_writer(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -90,23 +92,25 @@ class KppBits(Kpp):
         rate = 2 * chance[..., 0] - 1
         numbers = self.writer.numbers(features, rate)
         noise = uniform(tuple(numbers.shape), generator, self.device) - 0.5
-        # half are rounded, as they will be; half are blurred: what is rounded to zero tells a
+        # most are rounded, as they will be; some are blurred: what is rounded to zero tells a
         # network nothing, and would stay zero
         blurred = (numbers + noise).clamp(-LARGEST, LARGEST)
-        gists = torch.where(chance[..., 3:] < 0.5, quantise_gist(numbers), blurred)
+        gists = torch.where(chance[..., 3:] < _BLURRED, blurred, quantise_gist(numbers))
         written = self._choose_written(batch, length, generator)
         some = 1 + (chance[..., 1] * (groups - 1)).floor()
         kept = torch.where(chance[..., 2] < _SHORT, some, groups) * written
         blocks = self.writer.blocks(gists, kept)
         kin = self.kin(blocks.flatten(2), written).unflatten(-1, self.writer.shape)
+        # what reads nothing is scored as by an empty memory
+        reads = written | (chance[..., 2] >= _SHORT)
         traces = torch.where(written[..., None, None, None], blocks, kin[:, None])
+        traces = traces * reads[..., None, None, None]
         reading = self.readout(traces, features, generator=generator)
         likelihood = self.log_likelihood(reading.readout, episode)
         price = self.prior.nats(numbers.flatten(0, 1), blurred.flatten(0, 1))
+        beta = self._adapt_beta(price.sum(dim=-1)) * _SPREAD**rate
         held = torch.arange(groups, device=self.device) < kept[..., None]
         price = (price.unflatten(0, (batch, length)) * held).sum(dim=-1)
-        self.age += 1
-        beta = self.config.code.beta * _SPREAD**rate * (self.age / _CHEAP).clamp(max=1)
         means = self.readout(traces, sample=False).readout
         sketch = -self.likelihood.log_prob(self.decoder(means), episode) * written
         pixels = self._pixel_nats(traces, episode)
@@ -115,12 +119,22 @@ class KppBits(Kpp):
         auxiliary = (beta * price + _SKETCH * sketch + pixels).mean()
         return terms.by_name() | {"auxiliary": auxiliary}
 
+    @torch.no_grad()
+    def _adapt_beta(self, price: Float[Tensor, " N"]) -> Tensor:
+        """What a nat of gist costs, in nats of pixels: more while gists take more bits than they
+        should. A fixed price ends at gists of no bits or of too many."""
+        beta = self.log_beta.exp()
+        excess = price.mean() / (math.log(2) * self.config.code.gist_bits) - 1
+        self.log_beta += _BETA_STEP * excess.clamp(-1, 1)
+        self.log_beta.clamp_(-4, 4)
+        return beta
+
     def _choose_written(self, batch: int, length: int, generator: Noise) -> Bool[Tensor, "B T"]:
         """The first images of each episode: in half of the episodes nearly all, in the others any
         number."""
         chance = uniform((batch, 2), generator, self.device)
         most = length - max(1, round(self.config.memory.unwritten * length))
-        count = torch.where(chance[:, 0] < 0.5, most, (chance[:, 1] * length).floor())
+        count = torch.where(chance[:, 0] < 0.5, most, (chance[:, 1] * (most + 1)).floor())
         return torch.arange(length, device=self.device) < count[:, None]
 
     def _key_costs(
@@ -257,10 +271,13 @@ class KppBits(Kpp):
         return ElboTerms(score, torch.zeros_like(score), key)
 
     def _terms_new(self, memory: Memory, episode: Episode) -> ElboTerms:
-        """Of images that are not in a memory: they read all that it holds."""
+        """Of images that are not in a memory: like all that it holds, or like none of it."""
         traces = self._read_kin(memory)[:, None].expand(-1, episode.shape[1], -1, -1, -1)
-        score = self._log_pixels(traces, episode).sum(dim=-1)
+        like = self._log_pixels(traces, episode).sum(dim=-1)
+        unlike = self._log_pixels(torch.zeros_like(traces), episode).sum(dim=-1)
         count = (memory.require_slots() >= 0).sum(dim=1)
+        mixed = torch.logaddexp(like + math.log1p(-UNLIKE), unlike + math.log(UNLIKE))
+        score = torch.where(count[:, None] > 0, mixed, unlike)
         key = self._key_costs(count, torch.zeros_like(score, dtype=torch.bool))
         return ElboTerms(score, torch.zeros_like(score), key)
 
