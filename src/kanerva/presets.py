@@ -158,7 +158,7 @@ def bits(run: RunConfig) -> RunConfig:
     run = replace(run, steps=6000)
     if run.preset != "omniglot":
         return replace(run, data=replace(run.data, kin=0.25)) if run.preset == "mnist" else run
-    # A character has 20 drawings: episodes of 16, half of them of one character.
-    data = replace(run.data, augment="affine", kin=0.5)
-    run = reshaped(run, code={"gist_bits": 40.0})
-    return replace(run, episode_length=16, batch=64, data=data)
+    # A character has 20 drawings: episodes of 16, most of them of one character.
+    data = replace(run.data, augment="affine", kin=0.6)
+    run = reshaped(run, code={"gist_bits": 36.0}, memory={"unwritten": 0.25})
+    return replace(run, episode_length=16, batch=64, steps=8000, data=data)

@@ -28,17 +28,17 @@ from kanerva.errors import UserError
 from kanerva.memory.codec import BlockCodec
 from kanerva.memory.detail import ALL, MISMATCH, Detail
 from kanerva.memory.fixed_point import BIT, TOTAL, clear_of
-from kanerva.memory.gist import LARGEST, GistPrior, quantise_gist
+from kanerva.memory.gist import LARGEST, GistPrior, Gists, quantise_gist
 from kanerva.memory.heap import Memory
 from kanerva.memory.kin import KinReader
-from kanerva.memory.pixel_code import LEVELS, PixelCode
+from kanerva.memory.pixel_code import LEVELS, Binary, PixelCode, Traces
 from kanerva.memory.writers import GistWriter
 from kanerva.models.base import Handles, Images, LogWeights, Near, all_but_one
 from kanerva.models.kpp import Kpp
 from kanerva.models.terms import ElboTerms
 from kanerva.readout import SpatialPrior
 from kanerva.seeding import Noise, as_generator, uniform
-from kanerva.shapes import Blocks, Cells, Episode, FeatureMaps, PerImage
+from kanerva.shapes import Blocks, Cells, Episode, FeatureMaps
 
 NEW = 0.5  # p(y = new | M), where anything is held
 UNLIKE = 0.125  # of that, p(an image has nothing to do with what is held)
@@ -46,6 +46,7 @@ _SPREAD = 2.0  # training draws beta from half to twice its middle
 _SKETCH = 0.5  # weight of the loss that is the gist's own
 _SHORT = 0.25  # share of written blocks that training cuts after some group
 _BLURRED = 0.25  # share of gists that training blurs instead of rounding them
+_TRIES, _AT_ONCE = 6, 64  # changes of a gist that writing tries; images at once
 _FIRST_BETA, _BETA_STEP = 0.1, 0.003  # what costs much from the start is never used
 
 
@@ -113,7 +114,8 @@ class KppBits(Kpp):
         price = (price.unflatten(0, (batch, length)) * held).sum(dim=-1)
         means = self.readout(traces, sample=False).readout
         sketch = -self.likelihood.log_prob(self.decoder(means), episode) * written
-        pixels = self._pixel_nats(traces, episode)
+        pixels = self._pixel_nats(traces.flatten(2).flatten(0, 1), episode.flatten(0, 2))
+        pixels = pixels.unflatten(0, (batch, length))
         key = self._key_costs(written.sum(dim=1), written)
         terms = ElboTerms(likelihood, reading.kl, key.to(likelihood.dtype))
         auxiliary = (beta * price + _SKETCH * sketch + pixels).mean()
@@ -130,11 +132,12 @@ class KppBits(Kpp):
         return beta
 
     def _choose_written(self, batch: int, length: int, generator: Noise) -> Bool[Tensor, "B T"]:
-        """The first images of each episode: in half of the episodes nearly all, in the others any
-        number."""
+        """The first images of each episode: in half of the episodes as many as may be, in the
+        others mostly few, which tell the least of what is not written."""
         chance = uniform((batch, 2), generator, self.device)
         most = length - max(1, round(self.config.memory.unwritten * length))
-        count = torch.where(chance[:, 0] < 0.5, most, (chance[:, 1] * (most + 1)).floor())
+        few = ((most + 1) ** chance[:, 1]).floor().clamp(max=most)
+        count = torch.where(chance[:, 0] < 0.5, most, few)
         return torch.arange(length, device=self.device) < count[:, None]
 
     def _key_costs(
@@ -146,23 +149,50 @@ class KppBits(Kpp):
         new = torch.where(held > 0, -math.log(NEW), 0.0)
         return torch.where(written, held.log() - math.log(1 - NEW), new)
 
-    def _pixel_nats(self, blocks: Blocks, episode: Episode) -> PerImage:
+    def _pixel_nats(self, traces: Traces, pixels: Binary) -> Float[Tensor, " N"]:
         """-ln p(x | gist) of every image, with gradients."""
-        pixels = episode.flatten(0, 2)
-        levels = self.pixel_code.levels(blocks.flatten(2).flatten(0, 1), pixels)
+        levels = self.pixel_code.levels(traces, pixels)
         with clear_of(pixels):
             nats = nn.functional.binary_cross_entropy_with_logits(
                 levels / LEVELS, pixels.flatten(1), reduction="none"
             )
-        return nats.sum(dim=1).unflatten(0, episode.shape[:2])
+        return nats.sum(dim=1)
 
     # Write
 
     def blocks(self, episode: Episode, features: FeatureMaps, generator: Noise = None) -> Blocks:
         """Whole gists, at the price that bits are stored for."""
         rate = torch.zeros(episode.shape[:2], device=self.device)
-        gists = quantise_gist(self.writer.numbers(features, rate))
-        return self.writer.blocks(gists, torch.full_like(rate, self.config.code.groups))
+        gists = quantise_gist(self.writer.numbers(features, rate)).flatten(0, 1)
+        parts = zip(gists.split(_AT_ONCE), episode.flatten(0, 2).split(_AT_ONCE), strict=True)
+        refined = torch.cat([self._refine(*part) for part in parts])
+        kept = torch.full_like(rate, self.config.code.groups)
+        return self.writer.blocks(refined.unflatten(0, rate.shape), kept)
+
+    def _refine(self, gists: Gists, images: Binary) -> Gists:
+        """Numbers changed by one where gist and pixels together then take fewer bits. The likeliest
+        changes are tried, by their exact price and the slope of what pixels cost."""
+        flags = torch.ones(len(gists), self.config.code.groups, device=gists.device)
+
+        def pixel_nats(gists: Gists) -> Tensor:
+            return self._pixel_nats(torch.cat([gists, flags], dim=1), images)
+
+        with torch.enable_grad():
+            start = gists.clone().requires_grad_()
+            (slope,) = torch.autograd.grad(pixel_nats(start).sum(), start)
+        price = math.log(2) / BIT
+        steps = torch.cat([torch.eye(gists.shape[1]), -torch.eye(gists.shape[1])]).to(gists)
+        with torch.no_grad():
+            tried = (gists[:, None] + steps).clamp(-LARGEST, LARGEST)
+            costs = self.prior.costs(tried.flatten(0, 1)).sum(dim=-1).unflatten(0, tried.shape[:2])
+            order = (price * costs + slope @ steps.T).argsort(dim=1)[:, :_TRIES]
+            best = price * self.prior.costs(gists).sum(dim=-1) + pixel_nats(gists)
+            for step in order.T:
+                other = (gists + steps[step]).clamp(-LARGEST, LARGEST)
+                total = price * self.prior.costs(other).sum(dim=-1) + pixel_nats(other)
+                gists = torch.where((total < best)[:, None], other, gists)
+                best = torch.minimum(total, best)
+        return gists
 
     @torch.no_grad()
     def code(self, episode: Episode, blocks: Blocks) -> Detail:
