@@ -162,12 +162,18 @@ class KppBits(Kpp):
 
     def blocks(self, episode: Episode, features: FeatureMaps, generator: Noise = None) -> Blocks:
         """Whole gists, at the price that bits are stored for."""
-        rate = torch.zeros(episode.shape[:2], device=self.device)
-        gists = quantise_gist(self.writer.numbers(features, rate)).flatten(0, 1)
+        gists = self._gists(features).flatten(0, 1)
         parts = zip(gists.split(_AT_ONCE), episode.flatten(0, 2).split(_AT_ONCE), strict=True)
         refined = torch.cat([self._refine(*part) for part in parts])
-        kept = torch.full_like(rate, self.config.code.groups)
-        return self.writer.blocks(refined.unflatten(0, rate.shape), kept)
+        return self._whole_blocks(refined.unflatten(0, episode.shape[:2]))
+
+    def _gists(self, features: FeatureMaps) -> Float[Tensor, "B T D"]:
+        rate = torch.zeros(features.shape[:2], device=self.device)
+        return quantise_gist(self.writer.numbers(features, rate))
+
+    def _whole_blocks(self, gists: Float[Tensor, "B T D"]) -> Blocks:
+        kept = torch.full(gists.shape[:2], self.config.code.groups, device=self.device)
+        return self.writer.blocks(gists, kept)
 
     def _refine(self, gists: Gists, images: Binary) -> Gists:
         """Numbers changed by one where gist and pixels together then take fewer bits. The likeliest
@@ -277,10 +283,10 @@ class KppBits(Kpp):
         """The whole code length of an image: its gist's bits, here in the place of KL z, its pixels
         given the gist, its key. With everything stored the bound itself says nothing."""
         episode = self.as_pixels(images)
-        blocks = self.blocks(episode, self.encoder(episode))
-        gists = blocks.flatten(2).flatten(0, 1)[:, : self.prior.numbers]
-        bits = self.prior.costs(gists).sum(dim=-1).double().unflatten(0, episode.shape[:2]) / BIT
-        score = self._log_pixels(blocks, episode).sum(dim=-1)
+        gists = self._gists(self.encoder(episode))  # not refined: that takes longer than the rest
+        costs = self.prior.costs(gists.flatten(0, 1)).sum(dim=-1)
+        bits = costs.double().unflatten(0, episode.shape[:2]) / BIT
+        score = self._log_pixels(self._whole_blocks(gists), episode).sum(dim=-1)
         key = torch.full_like(score, math.log(episode.shape[1]) - math.log(1 - NEW))
         return ElboTerms(score, math.log(2) * bits, key)
 
