@@ -21,13 +21,14 @@ from kanerva.config import (
     KppReadoutConfig,
 )
 from kanerva.errors import UserError
+from kanerva.memory import refine
 from kanerva.memory.codec import BlockCodec
 from kanerva.memory.container import SIZE, Container
 from kanerva.memory.detail import ALL, MISMATCH, Detail
 from kanerva.memory.fixed_point import BIT, TOTAL, FixedLinear, activate, cost_table, is_exact
 from kanerva.memory.gist import ALPHABET, LARGEST, GistPrior, quantise_gist
 from kanerva.memory.pixel_code import PixelCode
-from kanerva.models.kpp_bits import NEW, KppBits
+from kanerva.models.kpp_bits import NEW, UNLIKE, KppBits
 from kanerva.models.terms import ElboTerms
 
 CONFIG = KppBitsConfig(
@@ -348,12 +349,60 @@ def test_training_moves_every_network(images: Tensor):
     assert not still
 
 
-def test_validation_charges_the_gist(model: KppBits, images: Tensor):
+def test_validation_charges_the_gist(
+    model: KppBits, images: Tensor, monkeypatch: pytest.MonkeyPatch
+):
     terms = model.validation_terms(images[None])
+    monkeypatch.setattr(refine, "_TRIES", 0)  # validation does not refine
     memory = model.write(images)
     assert memory.detail is not None
     gist = memory.detail.gist_costs[memory.cells].sum(dim=-1).double() / BIT
     assert torch.allclose(terms.readout_kl[0] / math.log(2), gist, atol=0.05)
+
+
+def test_refined_gists_take_fewer_bits_and_none_takes_more(model: KppBits, images: Tensor):
+    gists = model.blocks(images[None], model.encoder(images[None])).flatten(2)[0]
+    gists = gists[:, : model.prior.numbers]
+    flags = torch.ones(len(gists), model.prior.groups)
+    spoiled = gists.clone()
+    spoiled[:, :4] = (spoiled[:, :4] + 2).clamp(max=LARGEST)
+
+    def bits(gists: Tensor) -> Tensor:
+        pixels = model.pixel_code.nats(torch.cat([gists, flags], dim=1), images[:, 0])
+        return model.prior.costs(gists).sum(dim=-1) / BIT + pixels.detach() / math.log(2)
+
+    refined = refine.refine_gists(model.prior, model.pixel_code, spoiled, images[:, 0])
+    assert bool((bits(refined) <= bits(spoiled) + 1e-3).all())
+    assert float((bits(spoiled) - bits(refined)).mean()) > 0.1
+    assert float(refined.abs().max()) <= LARGEST and torch.equal(refined, refined.round())
+
+
+@pytest.mark.parametrize(("wanted", "rises"), [(1.0, True), (1e4, False)])
+def test_a_price_rises_while_gists_take_more_bits_than_they_should(
+    images: Tensor, wanted: float, rises: bool
+):
+    config = replace(CONFIG, code=replace(CONFIG.code, gist_bits=wanted))
+    model = KppBits(config).train()
+    before = float(model.log_beta)
+    model(images[None])
+    assert (float(model.log_beta) > before) is rises
+
+
+def test_with_nothing_ever_written_training_reads_nothing(images: Tensor):
+    memory = replace(CONFIG.memory, unwritten=1.0)
+    model = KppBits(replace(CONFIG, memory=memory))
+    assert not bool(model._choose_written(64, 8, torch.Generator().manual_seed(0)).any())
+    some = KppBits(CONFIG)._choose_written(64, 8, torch.Generator().manual_seed(0)).sum(dim=1)
+    assert int(some.min()) == 1 and int(some.max()) == 7
+
+
+def test_an_image_unlike_all_that_is_held_costs_little_more_than_without_a_memory(
+    model: KppBits, images: Tensor
+):
+    new = images.flip(-1)[None]
+    alone = model.elbo(new, model.empty(1)).nll_nats
+    beside = model._terms_new(model.write(images[None]).as_batch(), new).nll_nats
+    assert bool((beside <= alone - math.log(NEW * UNLIKE) + 1e-6).all())
 
 
 # Files
@@ -385,7 +434,7 @@ def test_a_fresh_process_reads_the_same_densities(model: KppBits, images: Tensor
     terms = model.elbo(images, memory, handles=memory.handles)
     script = f"""
 import torch, kanerva
-from kanerva.models.kpp_bits import NEW, KppBits
+from kanerva.models.kpp_bits import NEW, UNLIKE, KppBits
 model = KppBits.from_pretrained({str(tmp_path / "model")!r})
 memory = kanerva.Memory.load({str(tmp_path / "memory.bin")!r}, model.empty())
 images = torch.load({str(tmp_path / "images.pt")!r})

@@ -69,6 +69,15 @@ class PixelCode(nn.Module):
             sums = self._prepare(traces.float()) + self.seen(ONE * seen.mT)
             return self._finish(sums, self._whole_layers())
 
+    def nats(self, traces: Traces, pixels: Binary) -> Float[Tensor, " N"]:
+        """-ln p(x | block) of every image, with gradients."""
+        levels = self.levels(traces, pixels)
+        with clear_of(pixels):
+            each = F.binary_cross_entropy_with_logits(
+                levels / LEVELS, pixels.flatten(1), reduction="none"
+            )
+        return each.sum(dim=1)
+
     @torch.no_grad()
     def table(self, traces: Traces, pixels: Binary) -> Counts:
         """Of every pixel the count, of `TOTAL`, with which it is 1."""

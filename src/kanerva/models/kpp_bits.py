@@ -21,17 +21,18 @@ from dataclasses import replace
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from kanerva.config import KppBitsConfig
 from kanerva.errors import UserError
 from kanerva.memory.codec import BlockCodec
 from kanerva.memory.detail import ALL, MISMATCH, Detail
-from kanerva.memory.fixed_point import BIT, TOTAL, clear_of
-from kanerva.memory.gist import LARGEST, GistPrior, Gists, quantise_gist
+from kanerva.memory.fixed_point import BIT, TOTAL
+from kanerva.memory.gist import LARGEST, GistPrior, quantise_gist
 from kanerva.memory.heap import Memory
 from kanerva.memory.kin import KinReader
-from kanerva.memory.pixel_code import LEVELS, Binary, PixelCode, Traces
+from kanerva.memory.pixel_code import PixelCode
+from kanerva.memory.refine import refine_gists
 from kanerva.memory.writers import GistWriter
 from kanerva.models.base import Handles, Images, LogWeights, Near, all_but_one
 from kanerva.models.kpp import Kpp
@@ -46,7 +47,6 @@ _SPREAD = 2.0  # training draws beta from half to twice its middle
 _SKETCH = 0.5  # weight of the loss that is the gist's own
 _SHORT = 0.25  # share of written blocks that training cuts after some group
 _BLURRED = 0.25  # share of gists that training blurs instead of rounding them
-_TRIES, _AT_ONCE = 6, 64  # changes of a gist that writing tries; images at once
 _FIRST_BETA, _BETA_STEP = 0.1, 0.003  # what costs much from the start is never used
 
 
@@ -114,7 +114,7 @@ class KppBits(Kpp):
         price = (price.unflatten(0, (batch, length)) * held).sum(dim=-1)
         means = self.readout(traces, sample=False).readout
         sketch = -self.likelihood.log_prob(self.decoder(means), episode) * written
-        pixels = self._pixel_nats(traces.flatten(2).flatten(0, 1), episode.flatten(0, 2))
+        pixels = self.pixel_code.nats(traces.flatten(2).flatten(0, 1), episode.flatten(0, 2))
         pixels = pixels.unflatten(0, (batch, length))
         key = self._key_costs(written.sum(dim=1), written)
         terms = ElboTerms(likelihood, reading.kl, key.to(likelihood.dtype))
@@ -149,56 +149,21 @@ class KppBits(Kpp):
         new = torch.where(held > 0, -math.log(NEW), 0.0)
         return torch.where(written, held.log() - math.log(1 - NEW), new)
 
-    def _pixel_nats(self, traces: Traces, pixels: Binary) -> Float[Tensor, " N"]:
-        """-ln p(x | gist) of every image, with gradients."""
-        levels = self.pixel_code.levels(traces, pixels)
-        with clear_of(pixels):
-            nats = nn.functional.binary_cross_entropy_with_logits(
-                levels / LEVELS, pixels.flatten(1), reduction="none"
-            )
-        return nats.sum(dim=1)
-
     # Write
 
     def blocks(self, episode: Episode, features: FeatureMaps, generator: Noise = None) -> Blocks:
         """Whole gists, at the price that bits are stored for."""
         gists = self._gists(features).flatten(0, 1)
-        parts = zip(gists.split(_AT_ONCE), episode.flatten(0, 2).split(_AT_ONCE), strict=True)
-        refined = torch.cat([self._refine(*part) for part in parts])
+        refined = refine_gists(self.prior, self.pixel_code, gists, episode.flatten(0, 2))
         return self._whole_blocks(refined.unflatten(0, episode.shape[:2]))
 
-    def _gists(self, features: FeatureMaps) -> Float[Tensor, "B T D"]:
+    def _gists(self, features: FeatureMaps) -> Float[Tensor, "B T numbers"]:
         rate = torch.zeros(features.shape[:2], device=self.device)
         return quantise_gist(self.writer.numbers(features, rate))
 
-    def _whole_blocks(self, gists: Float[Tensor, "B T D"]) -> Blocks:
+    def _whole_blocks(self, gists: Float[Tensor, "B T numbers"]) -> Blocks:
         kept = torch.full(gists.shape[:2], self.config.code.groups, device=self.device)
         return self.writer.blocks(gists, kept)
-
-    def _refine(self, gists: Gists, images: Binary) -> Gists:
-        """Numbers changed by one where gist and pixels together then take fewer bits. The likeliest
-        changes are tried, by their exact price and the slope of what pixels cost."""
-        flags = torch.ones(len(gists), self.config.code.groups, device=gists.device)
-
-        def pixel_nats(gists: Gists) -> Tensor:
-            return self._pixel_nats(torch.cat([gists, flags], dim=1), images)
-
-        with torch.enable_grad():
-            start = gists.clone().requires_grad_()
-            (slope,) = torch.autograd.grad(pixel_nats(start).sum(), start)
-        price = math.log(2) / BIT
-        steps = torch.cat([torch.eye(gists.shape[1]), -torch.eye(gists.shape[1])]).to(gists)
-        with torch.no_grad():
-            tried = (gists[:, None] + steps).clamp(-LARGEST, LARGEST)
-            costs = self.prior.costs(tried.flatten(0, 1)).sum(dim=-1).unflatten(0, tried.shape[:2])
-            order = (price * costs + slope @ steps.T).argsort(dim=1)[:, :_TRIES]
-            best = price * self.prior.costs(gists).sum(dim=-1) + pixel_nats(gists)
-            for step in order.T:
-                other = (gists + steps[step]).clamp(-LARGEST, LARGEST)
-                total = price * self.prior.costs(other).sum(dim=-1) + pixel_nats(other)
-                gists = torch.where((total < best)[:, None], other, gists)
-                best = torch.minimum(total, best)
-        return gists
 
     @torch.no_grad()
     def code(self, episode: Episode, blocks: Blocks) -> Detail:
