@@ -27,8 +27,10 @@ from kanerva.memory.container import SIZE, Container
 from kanerva.memory.detail import ALL, MISMATCH, Detail
 from kanerva.memory.fixed_point import BIT, TOTAL, FixedLinear, activate, cost_table, is_exact
 from kanerva.memory.gist import ALPHABET, LARGEST, GistPrior, quantise_gist
+from kanerva.memory.kin import NEW, UNLIKE, key_costs
 from kanerva.memory.pixel_code import PixelCode
-from kanerva.models.kpp_bits import NEW, UNLIKE, KppBits
+from kanerva.models import kpp_bits
+from kanerva.models.kpp_bits import KppBits
 from kanerva.models.terms import ElboTerms
 
 CONFIG = KppBitsConfig(
@@ -290,7 +292,7 @@ def test_free_leaves_nothing_behind(model: KppBits, images: Tensor):
 
 def test_keys_are_a_distribution_over_what_is_held_and_new(model: KppBits):
     held, new = (
-        model._key_costs(torch.tensor([0, 1, 6]), torch.full((3, 1), is_held))[:, 0]
+        key_costs(torch.tensor([0, 1, 6]), torch.full((3, 1), is_held))[:, 0]
         for is_held in (True, False)
     )
     assert float(new[0]) == 0  # certain where nothing is held
@@ -324,6 +326,19 @@ def test_what_is_not_held_is_told_by_all_that_is_and_by_nothing_else(
         alone.nll_nats < left.nll_nats[5:]  # or a block that is held happens to explain it better
     )
     assert float(left.key_kl[0]) == pytest.approx(-math.log(NEW))
+
+
+def test_new_images_read_whole_images_or_gists_and_the_latest_blocks_only(
+    model: KppBits, images: Tensor, monkeypatch: pytest.MonkeyPatch
+):
+    shake(model.kin, 0.1)
+    memory = model.write(images)
+    whole, gists = (model._read_kin(m.as_batch()) for m in (memory, memory.shrink(bits=60)))
+    assert not torch.allclose(whole, gists, atol=1e-3)
+    monkeypatch.setattr(kpp_bits, "MOST", 2)
+    latest = model._read_kin(memory.as_batch())
+    only = model._read_kin(memory.free(0, 1, 2, 3).as_batch())
+    assert torch.allclose(latest, only, atol=1e-5) and not torch.allclose(whole, latest, atol=1e-3)
 
 
 def test_images_are_found_by_content_and_batches_agree(model: KppBits, images: Tensor):
@@ -434,7 +449,8 @@ def test_a_fresh_process_reads_the_same_densities(model: KppBits, images: Tensor
     terms = model.elbo(images, memory, handles=memory.handles)
     script = f"""
 import torch, kanerva
-from kanerva.models.kpp_bits import NEW, UNLIKE, KppBits
+from kanerva.models import kpp_bits
+from kanerva.models.kpp_bits import KppBits
 model = KppBits.from_pretrained({str(tmp_path / "model")!r})
 memory = kanerva.Memory.load({str(tmp_path / "memory.bin")!r}, model.empty())
 images = torch.load({str(tmp_path / "images.pt")!r})
@@ -501,9 +517,9 @@ def test_pixels_are_drawn_with_the_probabilities_that_score_them(model: KppBits,
     memory = Memory.stack([model.write(images)])
     drawn = model.generate(memory, 600, sample_pixels=True)
     terms = model._terms_new(memory, drawn)
-    first = model._log_pixels(
-        model._read_kin(memory)[:, None].expand(-1, 600, -1, -1, -1), drawn
-    )  # ln p of each pixel that was drawn
+    kin = model._read_kin(memory)[:, None].expand(-1, 600, -1, -1, -1)
+    nothing = torch.zeros(1, 600, *model.writer.shape)
+    first = model._log_pixels(nothing, drawn, model._split_kin(kin)[0])  # of each pixel drawn
     share = first[0, :, 0].exp()
     ink = drawn[0, :, 0, 0, 0]
     chance = float(torch.where(ink > 0.5, share, 1 - share)[0])

@@ -154,7 +154,7 @@ def bits(run: RunConfig) -> RunConfig:
     if run.preset == SMALL:
         return reshaped(run, code={"width": 48, "maps": 16, "depth": 1})
     # Three million parameters: the weights fit a package.
-    run = reshaped(run, encoder={"width": 48}, readout={"size": 0}, decoder={"base": 80})
+    run = reshaped(run, encoder={"width": 48}, readout={"size": 0}, decoder={"base": 72})
     run = replace(run, steps=6000)
     if run.preset != "omniglot":
         return replace(run, data=replace(run.data, kin=0.25)) if run.preset == "mnist" else run
