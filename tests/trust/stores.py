@@ -13,8 +13,6 @@ from kanerva.models.kpp import Kpp
 from kanerva.store import index
 from kanerva.store.store import Store
 
-POOL = 64
-
 
 @cache
 def model() -> Kpp:
@@ -25,10 +23,9 @@ def model() -> Kpp:
     return made
 
 
-@cache
-def pool() -> torch.Tensor:
-    """Images, no two of which are decoded alike."""
-    return torch.rand(POOL, 1, 28, 28, generator=torch.Generator().manual_seed(0)).round()
+def image(number: int) -> torch.Tensor:
+    """One of its own for each number; no two are decoded alike."""
+    return torch.rand(1, 28, 28, generator=torch.Generator().manual_seed(number)).round()
 
 
 def open_store(path: Path, coded: bool = False) -> Store:
@@ -37,18 +34,18 @@ def open_store(path: Path, coded: bool = False) -> Store:
     return Store(path, model=model())
 
 
-def payload(number: int, tag: object = "") -> str:
-    """A string of its own, of a few bytes or of several pages; it ends with which image it is."""
-    dice = random.Random(f"{tag} {number}")
-    return f"{dice.randbytes(dice.choice((8, 60, 500, 5000))).hex()} {tag} {number % POOL}"
+def payload(number: int) -> str:
+    """A string of its own, of a few bytes or of several pages."""
+    dice = random.Random(number)
+    return f"{dice.randbytes(dice.choice((8, 60, 500, 5000))).hex()} {number}"
 
 
-def add(store: Store, numbers: list[int], tag: object = "") -> list[int]:
-    return store.add(pool()[[n % POOL for n in numbers]], [payload(n, tag) for n in numbers])
+def add(store: Store, numbers: list[int]) -> list[int]:
+    return store.add(torch.stack([image(n) for n in numbers]), [payload(n) for n in numbers])
 
 
 def content(store: Store) -> dict[int, tuple[str, bytes]]:
-    """All that is held: payloads, and pictures as they are decoded from the blocks alone."""
+    """All that is held: payloads and pictures."""
     ids = list(store)
     pictures = dict(zip(ids, store.get(ids) if ids else [], strict=True))
     texts = store.payloads(ids)

@@ -4,9 +4,11 @@ import errno
 import json
 import os
 import shutil
+import signal
 import sqlite3
 import struct
 import threading
+import time
 from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
@@ -15,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from shim import Shim, fail, watching
-from stores import add, content, model, open_store, payload, pool, raw, traces
+from stores import add, content, image, model, open_store, payload, raw, traces
 
 from kanerva.cli import main
 from kanerva.errors import UserError
@@ -120,7 +122,7 @@ def test_a_cache_of_another_store_is_not_taken(tmp_path: Path, kind: str):
     def fill(path: Path, numbers: list[int]) -> tuple[object, ...]:
         with open_store(path, coded=True) as store:
             add(store, numbers)
-            found = store.find(pool()[40], k=6).ids, content(store)
+            found = store.find(image(40), k=6).ids, content(store)
         cache = path.with_name(f"{path.name}-{kind}").read_bytes()
         return *found, codes_of(cache).tobytes() if kind == "index" else cache[64:]
 
@@ -137,7 +139,7 @@ def test_a_damaged_cache_is_made_again(tmp_path: Path, kind: str):
     path = tmp_path / "a.kanerva"
     with open_store(path, coded=True) as store:
         add(store, list(range(20)))
-        expected = (content(store), store.find(pool()[3], k=8).ids)
+        expected = (content(store), store.find(image(3), k=8).ids)
     file = path.with_name(f"a.kanerva-{kind}")
     sound = file.read_bytes()
     for at in (0, 70, len(sound) // 2, len(sound) - 1):
@@ -145,7 +147,7 @@ def test_a_damaged_cache_is_made_again(tmp_path: Path, kind: str):
         damaged[at] ^= 16
         file.write_bytes(damaged)
         with open_store(path, coded=True) as store:
-            assert (content(store), store.find(pool()[3], k=8).ids) == expected
+            assert (content(store), store.find(image(3), k=8).ids) == expected
             store.verify()
         assert file.read_bytes()[:64] == sound[:64] or kind == "index"
         if kind == "index":
@@ -209,7 +211,7 @@ def test_odd_things_in_the_place_of_a_file(store: Path, tmp_path: Path, name: st
             open_store(store)
     with suppress(UserError), open_store(store, coded=True) as opened:
         add(opened, list(range(20)))
-        opened.find(pool()[9])
+        opened.find(image(9))
         opened.free(2)
     assert outside.read_bytes() == b"kept" * 100
 
@@ -312,9 +314,40 @@ def test_an_index_that_a_reader_saves_holds_nothing_freed(tmp_path: Path):
             return real()
 
         reader._index._alone = late
-        reader.find(pool()[3])
+        reader.find(image(3))
         codes = read_tensors(path.with_name("a.kanerva-index"))[0]["codes"]
         assert not codes[4].any() and codes[3].any()
+
+
+def test_what_is_added_after_another_process_has_closed_the_store_is_kept(tmp_path: Path):
+    """`free` reads the file's bytes. Had it opened and closed it for that, SQLite's locks would be
+    gone with it, and who closes the store would remove the log that is still written to."""
+    path, freed, closed = (tmp_path / name for name in ("a.kanerva", "freed", "closed"))
+
+    def wait_for(file: Path) -> None:
+        end = time.monotonic() + 60
+        while not file.exists():
+            assert time.monotonic() < end
+            time.sleep(0.01)
+
+    process = os.fork()
+    if process == 0:
+        try:
+            store = open_store(path)
+            store.free(add(store, [1, 2])[0])
+            freed.touch()
+            wait_for(closed)
+            add(store, [3, 4])
+            os.kill(os.getpid(), signal.SIGKILL)
+        finally:
+            os._exit(1)
+    wait_for(freed)
+    open_store(path).close()
+    closed.touch()
+    assert os.waitpid(process, 0)[1] == signal.SIGKILL
+    with open_store(path) as store:
+        store.verify()
+        assert list(store) == [2, 3, 4]
 
 
 def test_a_cache_that_cannot_be_written_stops_no_search(store: Path):

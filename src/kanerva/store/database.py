@@ -24,6 +24,7 @@ import numpy as np
 from kanerva.errors import UserError
 from kanerva.locks import alone
 from kanerva.plain_files import reason, write_whole
+from kanerva.store import raw
 
 _APPLICATION, _VERSION = 0x6B616E76, 1  # "kanv"
 _WAIT = 5.0  # seconds, for another writer, or for readers of what is to be forgotten
@@ -43,7 +44,7 @@ class Database:
     def __init__(self, path: Path, about: dict[str, str] | None = None) -> None:
         """Open a store, or make one that says `about` itself, where there is none."""
         self.path = path
-        with self._plain_errors():
+        with self.plain_errors():
             if is_new(path):
                 if about is None:
                     raise UserError(f"no store at {path}: say which model writes it, model=...")
@@ -55,10 +56,11 @@ class Database:
             _refuse_others(path)
             # an absolute path is none of the URIs that SQLite may take
             self._db = sqlite3.connect(path.absolute(), timeout=_WAIT, isolation_level=None)
+            self._bytes = raw.hold(path)
             try:
                 self._open()
             except BaseException:
-                self._db.close()
+                self.close()
                 raise
 
     def _open(self) -> None:
@@ -83,7 +85,7 @@ class Database:
         return UserError(f"{self.path} is damaged: {how}")
 
     @contextmanager
-    def _plain_errors(self) -> Iterator[None]:
+    def plain_errors(self) -> Iterator[None]:
         """What SQLite says, in one line that names the file."""
         try:
             yield
@@ -99,7 +101,7 @@ class Database:
     @contextmanager
     def writing(self) -> Iterator[None]:
         """One transaction: all of it or nothing, durable at its end."""
-        with self._plain_errors():
+        with self.plain_errors():
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 yield
@@ -119,13 +121,13 @@ class Database:
 
     def version(self) -> tuple[int, int]:
         """Changes whenever anyone has written."""
-        with self._plain_errors():
+        with self.plain_errors():
             return self._one("PRAGMA data_version"), self._db.total_changes
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
         """All as of one moment."""
-        with self._plain_errors():
+        with self.plain_errors():
             if self._db.in_transaction:
                 yield
                 return
@@ -159,7 +161,7 @@ class Database:
     def rows(self, ids: Sequence[int]) -> list[Row]:
         """Codec, block and payload of ids that are held, in their order."""
         found: dict[int, Row] = {}
-        with self._plain_errors():
+        with self.plain_errors():
             for start in range(0, len(ids), 500):
                 part = [int(id) for id in ids[start : start + 500] if 0 < id < 2**63]
                 marks = ",".join("?" * len(part))
@@ -185,7 +187,7 @@ class Database:
 
     def freed_of(self, ids: Sequence[int]) -> set[int]:
         """Those of some ids that are freed by now."""
-        with self._plain_errors():
+        with self.plain_errors():
             marks = ",".join("?" * len(ids))
             answer = self._db.execute(f"SELECT id FROM freed WHERE id IN ({marks})", [*ids])
             return {id for (id,) in answer.fetchall()}
@@ -219,18 +221,19 @@ class Database:
 
     def checkpoint(self) -> bool:
         """Empty the log; False if a reader still needs it after five seconds."""
-        with self._plain_errors():
+        with self.plain_errors():
             return not self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
 
     def pending(self) -> list[int]:
         """Ids whose bytes may still stand in the log."""
-        with self._plain_errors():
+        with self.plain_errors():
             return [id for (id,) in self._db.execute("SELECT id FROM freed WHERE pending")]
 
-    def settle(self) -> None:
-        """Nothing is pending any more."""
+    def settle(self, ids: Sequence[int]) -> None:
+        """These are pending no more; others may be, of a process that has just erased them."""
         with self.writing():
-            self._db.execute("UPDATE freed SET pending = 0 WHERE pending")
+            question = "UPDATE freed SET pending = 0 WHERE id = ?"
+            self._db.executemany(question, [(id,) for id in ids])
 
     def check(self) -> None:
         """Read every page and every row; a damaged file is refused."""
@@ -251,15 +254,22 @@ class Database:
     def shares(self, blocks: Sequence[bytes], payloads: Sequence[bytes]) -> set[bytes]:
         """Those of these bytes that a row still held has too."""
         shared: set[bytes] = set()
-        with self._plain_errors():
+        with self.plain_errors():
             for column, values in (("block", blocks), ("payload", payloads)):
                 for value in values:
                     if self._one(f"SELECT count(*) FROM items WHERE {column} = ?", value):
                         shared.add(value)
         return shared
 
+    def search(self, needles: Sequence[bytes]) -> set[bytes]:
+        """Which of these bytes stand in the file, wherever."""
+        with self.plain_errors():
+            return raw.search(self._bytes, needles)
+
     def close(self) -> None:
         self._db.close()
+        raw.release(self._bytes)
+        self._bytes = -1
 
 
 ABOUT = ("model", "fingerprint", "image", "store")

@@ -77,6 +77,7 @@ class Index:
             codes = faiss.IndexPQ(
                 vectors.shape[1], vectors.shape[1] // 8, 4, faiss.METRIC_INNER_PRODUCT
             )
+            codes.pq.cp.min_points_per_centroid = 1  # of a small store, without a warning
             codes.train(vectors)
         before = codes.ntotal
         for start in range(before + 1, last + 1, _CHUNK):

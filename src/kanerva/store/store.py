@@ -11,7 +11,6 @@ it. Beside the file lie caches that are made from it: pictures, and for large st
 
 import hashlib
 import json
-import mmap
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -33,10 +32,12 @@ from kanerva.models.base import Images, MemoryModel
 from kanerva.models.finding import Cues, Visible, as_cues, decode_blocks, log_none
 from kanerva.models.kpp import Kpp
 from kanerva.models.loading import load, shipped_folder
+from kanerva.plain_files import open_regular
 from kanerva.store.codec import INT8, decode, encode
 from kanerva.store.database import Database, about_model, live_ids
 from kanerva.store.index import Index
 from kanerva.store.levels import LevelsFile
+from kanerva.store.raw import search as search_bytes
 
 _BATCH = 64  # images encoded, decoded and committed at once
 _SHORT = 8  # bytes of a payload, below which finding it somewhere says nothing
@@ -124,7 +125,8 @@ class Store:
             yield live_ids(*self._db.state())
 
     def _pictures(self, ids: np.ndarray) -> Pictures:
-        rows = self._levels.read(ids, self._mend)
+        with self._db.plain_errors():
+            rows = self._levels.read(ids, self._mend)
         levels = torch.from_numpy(rows.reshape(len(ids), *self.model.config.image).copy())
         return Pictures(levels, self.model.config.likelihood == "bernoulli")
 
@@ -241,6 +243,10 @@ class Store:
         named = [ids] if isinstance(ids, int) else [int(id) for id in ids]
         if len(set(named)) != len(named):
             raise UserError(f"an id is named twice: {named}")
+        with self._db.plain_errors():
+            return self._free(named)
+
+    def _free(self, named: list[int]) -> Receipt:
         rows = self._db.rows(named)
         size = self._db.erase(named)
         self._scrub(named)
@@ -253,7 +259,7 @@ class Store:
         )
         left = len(found - shared) + self._levels.holds(named)
         if settled and not left:
-            self._db.settle()
+            self._db.settle(named)
             self._db.checkpoint()
         return Receipt(named, size, left, not settled)
 
@@ -272,28 +278,27 @@ class Store:
 
     def _search_files(self, needles: Sequence[bytes]) -> set[bytes]:
         """Which of these bytes stand in any file of this store."""
-        found: set[bytes] = set()
-        for path in self.files:
-            if path.stat().st_size == 0:
-                continue
-            with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as raw:
-                found |= {needle for needle in needles if raw.find(needle) >= 0}
+        found = self._db.search(needles)
+        for path in map(self._beside, ("wal", "levels", "index")):  # the shm is numbers of pages
+            with suppress(FileNotFoundError), open_regular(path) as file:
+                found |= search_bytes(file.fileno(), needles)
         return found
 
     def verify(self) -> Receipt:
         """Read everything: refuse a damaged file, mend caches, finish what is pending."""
-        self._db.check()
-        self._sync()
-        for start in range(0, len(self._ids), 8192):
-            self._pictures(self._ids[start : start + 8192])
-        pending = self._db.pending()
-        if not pending:
-            return Receipt([], 0, 0, False)
-        self._scrub(pending)
-        if settled := self._db.checkpoint():
-            self._db.settle()
-            self._db.checkpoint()
-        return Receipt(pending, 0, 0, not settled)
+        with self._db.plain_errors():
+            self._db.check()
+            self._sync()
+            for start in range(0, len(self._ids), 8192):
+                self._pictures(self._ids[start : start + 8192])
+            pending = self._db.pending()
+            if not pending:
+                return Receipt([], 0, 0, False)
+            self._scrub(pending)
+            if settled := self._db.checkpoint():
+                self._db.settle(pending)
+                self._db.checkpoint()
+            return Receipt(pending, 0, 0, not settled)
 
     def info(self) -> dict[str, object]:
         """What is held, by which model, and its bytes on the disk and in memory."""
