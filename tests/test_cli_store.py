@@ -79,6 +79,8 @@ def test_lists_and_globs(store: str, folder: Path, monkeypatch, capsys):
         (["free", "STORE"], "no ids given"),
         (["find", "STORE", "PICTURES", "--k", "0"], "--k must be at least 1"),
         (["find", "STORE", "PICTURES", "--noise", "fog"], "--noise"),
+        (["find", "STORE", "PICTURES", "--observed", "PICTURES"], "--observed is one picture"),
+        (["find", "STORE", "PICTURES", "--shifts", "1000000000"], "shifts is a number of pixels"),
         (["find", "STORE", "PICTURES", "--out", "no/such.png"], "cannot write"),
         (["info", "NO_STORE"], "no store"),
         (["lose", "STORE"], "lose"),

@@ -53,33 +53,32 @@ def read_all(path: Path) -> object:
 
 # What was altered is noticed
 
+ALTERED = [
+    "UPDATE items SET block = zeroblob(length(block)) WHERE id = 5",
+    "UPDATE items SET payload = 'another' WHERE id = 5",
+    "UPDATE items SET payload = x'00' WHERE id = 5",
+    "UPDATE items SET codec = 1 WHERE id = 5",
+    "UPDATE items SET codec = 'x', digest = 7 WHERE id = 5",
+    "UPDATE items SET id = 9 WHERE id = 8",
+    "UPDATE items SET id = -5 WHERE id = 5",
+    "DELETE FROM items WHERE id = 5",
+    "DELETE FROM items WHERE id = 8",
+    "DELETE FROM freed",
+    "UPDATE freed SET id = 4",
+    "UPDATE freed SET id = -4",
+    "INSERT INTO freed VALUES (1000000000000000, 0)",
+    "UPDATE sqlite_sequence SET seq = 7",
+    "UPDATE sqlite_sequence SET seq = 'many'",
+    "DELETE FROM about WHERE name = 'model'",
+    "UPDATE about SET value = x'ff' WHERE name = 'model'",
+    "UPDATE about SET value = '[3, 28, 28]' WHERE name = 'image'",
+    "CREATE TRIGGER t AFTER INSERT ON items BEGIN DELETE FROM items; END",
+    "CREATE VIEW v AS SELECT 1",
+    "PRAGMA journal_mode = DELETE",
+]
 
-@pytest.mark.parametrize(
-    "statement",
-    [
-        "UPDATE items SET block = zeroblob(length(block)) WHERE id = 5",
-        "UPDATE items SET payload = 'another' WHERE id = 5",
-        "UPDATE items SET payload = x'00' WHERE id = 5",
-        "UPDATE items SET codec = 1 WHERE id = 5",
-        "UPDATE items SET codec = 'x', digest = 7 WHERE id = 5",
-        "UPDATE items SET id = 9 WHERE id = 8",
-        "UPDATE items SET id = -5 WHERE id = 5",
-        "DELETE FROM items WHERE id = 5",
-        "DELETE FROM items WHERE id = 8",
-        "DELETE FROM freed",
-        "UPDATE freed SET id = 4",
-        "UPDATE freed SET id = -4",
-        "INSERT INTO freed VALUES (1000000000000000, 0)",
-        "UPDATE sqlite_sequence SET seq = 7",
-        "UPDATE sqlite_sequence SET seq = 'many'",
-        "DELETE FROM about WHERE name = 'model'",
-        "UPDATE about SET value = x'ff' WHERE name = 'model'",
-        "UPDATE about SET value = '[3, 28, 28]' WHERE name = 'image'",
-        "CREATE TRIGGER t AFTER INSERT ON items BEGIN DELETE FROM items; END",
-        "CREATE VIEW v AS SELECT 1",
-        "PRAGMA journal_mode = DELETE",
-    ],
-)
+
+@pytest.mark.parametrize("statement", ALTERED)
 def test_an_altered_store_is_refused(store: Path, statement: str):
     read_all(store)
     alter(store, statement)

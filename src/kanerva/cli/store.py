@@ -81,8 +81,10 @@ def find(store: "Store", options: dict[str, Any]) -> int:
     cues = data.load_images(files, image, resize=options["resize"]).float() / 255
     seen = None
     if options["observed"]:
-        (seen,) = data.load_images([Path(options["observed"])], (1, *image[1:]), resize=False)
-        seen = seen[0] >= 128
+        masks = data.load_images([Path(options["observed"])], (1, *image[1:]), resize=False)
+        if len(masks) != 1:
+            raise UserError(f"--observed is one picture, got {len(masks)}: {options['observed']}")
+        seen = masks[0, 0] >= 128
     found = store.find(
         cues, observed=seen, noise=options["noise"], shifts=options["shifts"], k=options["k"]
     )
