@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from kanerva.errors import UserError
+from kanerva.plain_files import shown
 
 Picture = Float[Tensor, "C H W"]
 Mask = Bool[Tensor, "H W"]
@@ -32,6 +33,7 @@ HIDDEN = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9)
 SALT_PEPPER = (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 GAUSSIAN = (0.02, 0.04, 0.08, 0.14, 0.2, 0.3, 0.4, 0.55, 0.75, 1.0, 1.4, 2.0)
 MASKS = (0.5, 0.124, 0.124, 0.124, 0.124, 0.004)  # nothing hidden; a band at one edge; at all four
+MOST_SHIFTS = 16  # pixels
 _BINS = 64  # of the values of a cue that is not binary
 
 
@@ -191,8 +193,8 @@ def possible_masks(
 
 def possible_shifts(shifts: int) -> list[tuple[int, int]]:
     """Rows down and columns right that a cue is moved by, none first."""
-    if shifts < 0:
-        raise UserError(f"shifts is a number of pixels, got {shifts}")
+    if not 0 <= shifts <= MOST_SHIFTS:  # it takes memory by its square
+        raise UserError(f"shifts is a number of pixels, at most {MOST_SHIFTS}; got {shown(shifts)}")
     steps = sorted(range(-shifts, shifts + 1), key=abs)
     return list(product(steps, steps))
 
