@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from kanerva.models import build
     from kanerva.models.base import MemoryModel
     from kanerva.models.loading import load
+    from kanerva.models.pixels import PixelFormat, prepare
     from kanerva.models.terms import ElboTerms
     from kanerva.presets import preset
     from kanerva.store.store import Store
@@ -34,11 +35,13 @@ _HOMES = {  # imported when first used: `import kanerva` alone loads no torch
     "MemoryModel": "kanerva.models.base",
     "ModelConfig": "kanerva.config",
     "NumbersWentBad": "kanerva.errors",
+    "PixelFormat": "kanerva.models.pixels",
     "RunConfig": "kanerva.config",
     "Store": "kanerva.store.store",
     "UserError": "kanerva.errors",
     "build": "kanerva.models",
     "load": "kanerva.models.loading",
+    "prepare": "kanerva.models.pixels",
     "preset": "kanerva.presets",
 }
 __all__ = [
@@ -48,11 +51,13 @@ __all__ = [
     "MemoryModel",
     "ModelConfig",
     "NumbersWentBad",
+    "PixelFormat",
     "RunConfig",
     "Store",
     "UserError",
     "build",
     "load",
+    "prepare",
     "preset",
 ]
 

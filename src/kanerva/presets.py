@@ -6,6 +6,7 @@ pixels decide.
 """
 
 from dataclasses import fields, is_dataclass, replace
+from difflib import get_close_matches
 from typing import Any, TypeVar
 
 from kanerva.config import DataConfig, ModelConfig, OptimConfig, RunConfig, model_config
@@ -48,7 +49,9 @@ def preset(
     """The run that a data set, a model and one of its settings name, for images of the set's own
     size or of another."""
     if name not in DATASETS:
-        raise UserError(f"unknown preset {name!r}; there are {', '.join(PRESETS)}")
+        near = get_close_matches(str(name), PRESETS, n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise UserError(f"unknown preset {name!r}; {hint}there are {', '.join(PRESETS)}")
     config = model_config(model)
     if model != "kpp" and variant is not None:
         raise UserError(f"{model} has no variants, got {variant!r}")

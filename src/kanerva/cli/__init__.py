@@ -96,7 +96,7 @@ def run_verb(words: list[str]) -> int:
         parser.print_help()  # there was no verb at all
         return 2
     subparsers[verb].check_flags(words[1:])
-    options = parser.parse_args(words)
+    options = parser.parse_args([verb, *subparsers[verb].words_first(words[1:])])
     return module.run(options[verb].as_dict(), words[1:])
 
 

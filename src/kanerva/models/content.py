@@ -14,6 +14,7 @@ from torch import Tensor
 
 from kanerva.distributions import as_normal
 from kanerva.errors import UserError
+from kanerva.inputs import as_mask
 from kanerva.memory.heap import Memory
 from kanerva.models.base import Images, Observed
 from kanerva.models.terms import ElboTerms
@@ -72,7 +73,7 @@ def score_cues(model: "Kpp", memory: Memory, cue: Images, observed: Observed | N
 @torch.no_grad()
 def familiarity(model: "Kpp", memory: Memory, images: Images) -> PerImage:
     """ln p(x | the block whose sketch is nearest) less what an empty cell gives, both at means."""
-    episode = model.as_episodes(images)
+    episode = model.as_pixels(images)
     best = score_cues(model, memory, images, None).argmax(dim=-1)
     maps, owners = model.as_maps(memory), memory.as_batch().require_slots()
     known = model.log_likelihood(model.read_maps(maps, _keys_of(model, best)).mean, episode)
@@ -113,9 +114,11 @@ def _keys_of(model: "Kpp", cells: Cells) -> Points:
 
 
 def _check_mask(observed: Observed, cue: Images) -> Float[Tensor, "B T H W"]:
-    if observed.shape != (*cue.shape[:-3], *cue.shape[-2:]):
+    shape, mask = (*cue.shape[:-3], *cue.shape[-2:]), as_mask(observed).to(cue.device)
+    if mask.shape not in (shape, shape[-2:]):
         raise UserError(
-            f"observed says 1 or 0 for each pixel of each cue, {tuple(cue.shape)} without "
-            f"its channels; got {tuple(observed.shape)}"
+            f"observed says 1 or 0 for each pixel: {tuple(shape[-2:])}, or for each cue {shape}; "
+            f"got {tuple(mask.shape)}"
         )
-    return observed if observed.ndim == 4 else observed[None]
+    mask = mask.expand(shape)
+    return mask if mask.ndim == 4 else mask[None]

@@ -25,6 +25,7 @@ from kanerva.config import KppConfig, ModelConfig
 from kanerva.decoder import fit_outlines
 from kanerva.distributions import DiagonalNormal, KeyPosterior
 from kanerva.errors import UserError
+from kanerva.inputs import as_count
 from kanerva.memory.channels import Noise as ChannelNoise
 from kanerva.memory.heap import Memory
 from kanerva.memory.placement import locality_loss, make_placement
@@ -75,8 +76,8 @@ class Kpp(KppNetworks):
 
     @torch.no_grad()
     def write(self, images: Images, *, generator: Noise = None) -> Memory:
-        """A new memory that holds these images, handles 0 to T - 1."""
-        episode = self.as_episodes(images)
+        """A new memory that holds these images (`model.pixels`), handles 0 to T - 1."""
+        episode = self.as_pixels(images)
         features = self.encoder(episode)
         batch, length = features.shape[:2]
         proposal = self.placement.propose(features)
@@ -89,11 +90,11 @@ class Kpp(KppNetworks):
     def append(self, memory: Memory, images: Images, *, generator: Noise = None) -> Memory:
         """Write more images of one episode into free cells: only they are encoded, only their
         cells change. The cost does not depend on how many are held."""
-        if images.ndim != 4:
-            raise UserError(f"append takes the images of one episode, got {tuple(images.shape)}")
         self.as_maps(memory, images)
+        if images.ndim == 5:
+            raise UserError(f"append takes the images of one episode, got {tuple(images.shape)}")
+        episode = self.as_pixels(images)
         self.placement.require_room(len(memory) + len(images))
-        episode = self.as_episodes(images)
         features = self.encoder(episode)
         batch = Memory.stack([memory])
         for t in range(len(images)):  # one after another: each sees what the last one took
@@ -179,8 +180,7 @@ class Kpp(KppNetworks):
         episode = self.as_pixels(images)
         features, maps = self.encoder(episode), self.as_maps(memory, images)
         if handles is not None:
-            at = torch.as_tensor(handles, device=self.device).view(-1, images.shape[-4])
-            keys = self.keys_at(memory, memory.as_batch().slots_of(at))
+            keys = self.keys_at(memory, memory.slots_of(handles, images.shape[-4]))
             terms = self.terms(episode, features, maps, keys, sample=sample, generator=generator)
         else:
             terms = terms_by_content(self, images, features, memory, sample, generator)
@@ -254,8 +254,7 @@ class Kpp(KppNetworks):
         if keys is not None:
             return self.read_maps(*self.check_keys(memory, keys))
         maps = self.as_maps(memory)
-        at = torch.as_tensor(handles, device=self.device).view(len(maps), -1)
-        cells = memory.as_batch().slots_of(at)
+        cells = memory.slots_of(handles)
         return SpatialPrior(self.readout, self.placement.grid.read(maps, cells))
 
     def score_cues(
@@ -283,6 +282,7 @@ class Kpp(KppNetworks):
         `noise` is "none", "salt_pepper", "gaussian", or None where it is not known; its strength
         is integrated over. The cue may be moved by up to `shifts` pixels.
         """
+        k, shifts = as_count("k", k), as_count("shifts", shifts, 0)
         return find(self, memory, cue, observed, noise, shifts, k, prior_none)
 
     @torch.no_grad()

@@ -198,7 +198,7 @@ class LatentModel(MemoryModel):
         """Embed the episode, write M: one pass."""
         if not self.remembers:
             raise UserError(f"{self.config.name} has no memory: nothing can be written")
-        episode = self.as_episodes(images)
+        episode = self.as_pixels(images)
         maps, _ = self.write_episode(episode, self.encoder(episode), generator=generator)
         return Memory(maps if images.ndim == 5 else maps[0])
 

@@ -2,11 +2,13 @@
 
 import os
 import re
+from difflib import get_close_matches
 from pathlib import Path
 
 import torch
 
 from kanerva.errors import UserError
+from kanerva.inputs import as_device, as_path
 from kanerva.models import model_class
 from kanerva.models.base import MemoryModel
 from kanerva.models.checkpoint_io import CONFIG, WEIGHTS, hub_file, read_config
@@ -69,18 +71,27 @@ def check_shipped(folder: Path) -> None:
             raise UserError(f"{folder / file} was altered: install kanerva again")
 
 
+def _hint(path: Path) -> str:
+    """What may have been meant by a folder that is not there."""
+    near = get_close_matches(path.name, shipped(), n=1)
+    if near and len(path.parts) == 1:
+        return f"did you mean {near[0]}?"
+    train = "`kanerva train` makes one, `make demo` runs/demo"
+    return f"{train}; shipped models need none: {', '.join(shipped())}"
+
+
 def load(name: str | Path, *, device: str | torch.device = "cpu") -> MemoryModel:
     """A trained model, ready to evaluate: the name of one that ships with the package, a run
     folder, a checkpoint folder or a Hub id."""
+    device, path = as_device(device), as_path(name)
     ours = shipped_folder(name)
-    path = Path(name) if ours is None else ours
+    path = path if ours is None else ours
     if ours is not None:
         check_shipped(ours)
     local = len(path.parts) != 2 or path.parts[0] == "runs" or os.path.isdir(path.parent)
     if local:  # a Hub id is owner/name
         if not os.path.isdir(path):
-            ships = "" if len(path.parts) > 1 else f"; shipped models: {', '.join(shipped())}"
-            raise UserError(f"no run folder at {path} (looked in {Path.cwd()}){ships}"[:1000])
+            raise UserError(f"no run folder at {path} (looked in {Path.cwd()}); {_hint(path)}")
         folder = checkpoint_folder(path)
         model = model_class(read_config(folder / CONFIG).name)
         return model.from_pretrained(folder, map_location=device)

@@ -153,12 +153,12 @@ class VariationalMemoryAddressing(TemplateModel):
 
     def write(self, images: Images, *, generator: Noise = None) -> Memory:
         """Keep the images, pixel for pixel."""
-        maps = self.as_episodes(images).flatten(1, 2)
+        maps = self.as_pixels(images).flatten(1, 2)
         return Memory(maps if images.ndim == 5 else maps[0])
 
     def append(self, memory: Memory, images: Images, *, generator: Noise = None) -> Memory:
         """More templates behind those there are."""
-        maps = torch.cat([self.as_maps(memory, images), self.as_episodes(images).flatten(1, 2)], 1)
+        maps = torch.cat([self.as_maps(memory, images), self.as_pixels(images).flatten(1, 2)], 1)
         return Memory(maps if memory.is_batch else maps[0])
 
     def empty(self, batch: int | None = None) -> Memory:
