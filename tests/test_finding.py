@@ -1,6 +1,7 @@
 """`find`: what was written is found from a damaged piece, what was not is none of it."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -85,7 +86,7 @@ def test_blocks_are_decoded_once(digits: Kpp, glyphs: torch.Tensor, monkeypatch)
         digits.decoder, "forward", lambda *args: calls.append(len(args[0][0])) or decode(*args)
     )
     digits.recall(memory, glyphs[:1], steps=4)
-    assert calls == [5, 1, 1, 1, 1]
+    assert calls == [5]
     digits.familiarity(memory, glyphs[:1])
     assert calls.count(5) == 1
 
@@ -93,6 +94,7 @@ def test_blocks_are_decoded_once(digits: Kpp, glyphs: torch.Tensor, monkeypatch)
 def test_what_is_kept_follows_memory_and_weights():
     model = tiny_model()
     memory = model.write(torch.bernoulli(torch.full((3, 1, 8, 8), 0.4)))
+    memory = replace(memory, writer=None)  # or other weights refuse it
     first = decode_held(model, memory)[1].clone()
     assert torch.equal(decode_held(model, memory)[1], first)
     for weight in model.decoder.parameters():

@@ -1580,7 +1580,7 @@ def test_a_few_steps_of_training_raise_the_bound():
 
 def test_grey_pixels_may_be_trained_on_but_not_scored(model: Kpp):
     grey, model = 0.5 * draw(model.config, 4), deepcopy(model)
-    with pytest.raises(UserError, match="binarize"):
+    with pytest.raises(UserError, match="kanerva.prepare"):
         model.elbo(grey)
     assert model.train().elbo(grey).loss.isfinite()
 

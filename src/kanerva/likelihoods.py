@@ -76,7 +76,7 @@ class Bernoulli(Likelihood):
         bad = images[~((images == 0) | (images == 1))]
         if len(bad):
             raise UserError(
-                f"this model takes pixels that are 0 or 1, got {bad[0].item():g}: "
+                f"this model takes pixels that are 0 or 1, got {bad[0].item()}: "
                 "kanerva.prepare(images, model) makes grey ones so"
             )
 
@@ -117,7 +117,7 @@ class LogisticMixture(Likelihood):
         if not good.all():
             raise UserError(
                 "this model takes 8-bit pixels, floats k/255 on [0, 1], got "
-                f"{images[~good][0].item():g}: kanerva.prepare(images, model) makes them so"
+                f"{images[~good][0].item()}: kanerva.prepare(images, model) makes them so"
             )
 
     def _split(

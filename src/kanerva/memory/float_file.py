@@ -29,6 +29,7 @@ class SavedMemory:
     map: Float[Tensor, "*B Cm Hm Wm"]
     owners: Int[Tensor, "*B slots"] | None
     issued: int
+    writer: str | None
 
     def write(self, path: Path, dtype: str) -> None:
         """All of it or nothing; numbers as float32, bfloat16, int8 or int4."""
@@ -37,6 +38,8 @@ class SavedMemory:
         if self.owners is not None:
             tensors |= {"owners": self.owners}
             about |= {"issued": json.dumps(self.issued)}
+        if self.writer is not None:
+            about |= {"writer": self.writer}
         write_tensors(path, tensors, about)
 
     @classmethod
@@ -73,7 +76,7 @@ class SavedMemory:
             lead = (*shape[:-3], owners.shape[-1])
             check_owners(require_tensor(tensors, "owners", "it", [torch.int64], lead), issued)
             Grid(owners.shape[-1], (shape[-2], shape[-1]))  # refuses cells that make none
-        return cls(map, owners, issued)
+        return cls(map, owners, issued, about.get("writer"))
 
     def _lies_in_cells(self, tensors: dict[str, Tensor]) -> bool:
         """Whether the blocks of a file of kanerva 0.1 are cells."""

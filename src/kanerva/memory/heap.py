@@ -44,6 +44,7 @@ class Memory:
     issued: int = 0
     detail: Detail | None = None  # where blocks are bits
     codec: BlockCodec | None = None
+    writer: str | None = None  # fingerprint of the model that wrote it, which alone can read it
 
     def __post_init__(self) -> None:
         if self.map.ndim not in (3, 4):
@@ -72,13 +73,17 @@ class Memory:
     def stack(cls, memories: "list[Memory]") -> "Memory":
         """Memories of one episode each as a batch."""
         maps = torch.stack([memory.map for memory in memories])
+        writers = {memory.writer for memory in memories if memory.writer is not None}
+        if len(writers) > 1:
+            raise UserError("these memories were written by different models")
+        writer = writers.pop() if writers else None
         owners = [memory.owners for memory in memories if memory.owners is not None]
         if len(owners) < len(memories):
-            return cls(maps)
+            return cls(maps, writer=writer)
         details = [memory.detail for memory in memories if memory.detail is not None]
         detail = Detail.join(details, torch.stack) if len(details) == len(memories) else None
         issued = max(memory.issued for memory in memories)
-        return cls(maps, torch.stack(owners), issued, detail, memories[0].codec)
+        return cls(maps, torch.stack(owners), issued, detail, memories[0].codec, writer)
 
     def as_batch(self) -> "Memory":
         """This memory as a batch of memories."""
@@ -91,7 +96,7 @@ class Memory:
     def _apply(self, function: Callable[[Tensor], Tensor]) -> "Memory":
         owners = None if self.owners is None else function(self.owners)
         detail = None if self.detail is None else self.detail.apply(function)
-        return Memory(function(self.map), owners, self.issued, detail, self.codec)
+        return replace(self, map=function(self.map), owners=owners, detail=detail)
 
     # Slots
 
@@ -199,7 +204,7 @@ class Memory:
         if detail is not None and self.detail is not None:
             detail = self.detail.put(cells, detail)
         map = self.map + self.grid.paste(blocks, cells)
-        return Memory(map, owners, self.issued + length, detail, self.codec)
+        return replace(self, map=map, owners=owners, issued=self.issued + length, detail=detail)
 
     def free_cells(self, count: int) -> Cells:
         """The first `count` free cells of each memory of a batch."""
@@ -296,7 +301,7 @@ class Memory:
         require_tensor({"map": self.map}, "map", f"cannot write {path}", FLOATS)
         if self.detail is not None:
             return write_whole(as_path(path), self.as_container().pack())
-        SavedMemory(self.map, self.owners, self.issued).write(as_path(path), dtype)
+        SavedMemory(self.map, self.owners, self.issued, self.writer).write(as_path(path), dtype)
 
     def as_container(self) -> Container:
         """A memory of bits as what its file holds."""
@@ -330,7 +335,7 @@ class Memory:
                 raise UserError(f"{path} holds bits: Memory.load(path, model.empty()) reads it")
             return empty._fill(Container.unpack(content, str(path)), str(path))
         saved = SavedMemory.read(as_path(path))
-        return cls(saved.map, saved.owners, saved.issued)
+        return cls(saved.map, saved.owners, saved.issued, writer=saved.writer)
 
     def _fill(self, saved: Container, name: str) -> "Memory":
         """This memory, which holds nothing, with what a file holds in its first cells."""

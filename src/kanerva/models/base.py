@@ -1,10 +1,10 @@
 """What every model offers, and what each can do: verbs, capabilities, checks of what users pass."""
 
 import copy
-import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,17 +13,17 @@ from huggingface_hub import PyTorchModelHubMixin
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
-from kanerva.config import ModelConfig, to_dict
+from kanerva.config import ModelConfig
 from kanerva.distributions import ReadDistribution
 from kanerva.errors import UserError
-from kanerva.files import digest
-from kanerva.inputs import as_count, as_device, require_tensor_images
+from kanerva.inputs import as_count, require_tensor_images
 from kanerva.likelihoods import make_likelihood
 from kanerva.memory.heap import Memory
 from kanerva.memory.quantise import bits, quantise
 from kanerva.models.checkpoint_io import CARD, load_pretrained, save_weights
 from kanerva.models.pixels import PixelFormat
 from kanerva.models.terms import ElboTerms
+from kanerva.models.weights import KnownWeights
 from kanerva.plain_files import reason, write_whole
 from kanerva.seeding import Noise, as_generator
 from kanerva.shapes import Episode, PerImage, Readout
@@ -33,12 +33,13 @@ Observed = Shaped[Tensor, "*B_T H W"]  # 1 where a pixel is visible; a mask, or 
 Near = tuple[Float[Tensor, "*key"], float]  # a key, and how far around it
 Handles = Int[Tensor, "*B T"] | list[int]
 LogWeights = Callable[[], PerImage]  # a log-weight of each image, of new latents at each call
+MOST_STEPS = 10  # of reading again, unless a caller says how many. ours
 MOST_NUMBERS = 2**26  # in the pixels of samples that are drawn together
 M = TypeVar("M", bound="MemoryModel")  # not Self: beartype checks methods one by one
 
 
 class MemoryModel(
-    nn.Module,
+    KnownWeights,
     PyTorchModelHubMixin,
     ABC,
     library_name="kanerva",
@@ -123,7 +124,7 @@ class MemoryModel(
         memory: Memory,
         cue: Images,
         *,
-        steps: int = 10,
+        steps: int | None = None,
         sample: bool = False,
         observed: Observed | None = None,
         generator: Noise = None,
@@ -170,6 +171,10 @@ class MemoryModel(
         """Nats by which a memory knows an image, where a model can tell."""
         raise UserError(f"{self.config.name} cannot tell what its memory holds")
 
+    def get(self, memory: Memory, handles: Handles | None = None) -> Float[Tensor, "*B T C H W"]:
+        """Pictures of what is held, by handle, where a model has blocks."""
+        raise UserError(f"{self.config.name} writes its memory as a whole: there are no handles")
+
     def find(self, memory: Memory, cue: Shaped[Tensor, "*T C H W"], **options: Any) -> Any:
         """Which image held a cue shows, and how surely, where a model can tell: see `Kpp.find`."""
         raise UserError(f"{self.config.name} writes its memory as a whole: none can be told apart")
@@ -182,10 +187,9 @@ class MemoryModel(
         """Before a first step: what a model takes from training images themselves, as a rule
         nothing."""
 
-    def fingerprint(self) -> str:
-        """Of weights and config: who reads a block must have those that wrote it."""
-        about = {"config": json.dumps(to_dict(self.config), sort_keys=True)}
-        return digest(self.state_dict(), about)
+    def signed(self, memory: Memory) -> Memory:
+        """A memory as one of this model's: no other reads it."""
+        return replace(memory, writer=self.fingerprint())
 
     # Training and scores
 
@@ -257,6 +261,11 @@ class MemoryModel(
                 f"the memory is on {memory.map.device}, the model on {self.device}: "
                 "memory.to(model.device)"
             )
+        if not self.training and memory.writer not in (None, self.fingerprint()):
+            raise UserError(
+                "this memory was written by another model, or by other weights of this one: load "
+                "the one that wrote it"
+            )
         if images is not None:
             mine = memory.map.shape[0] if memory.is_batch else None
             theirs = images.shape[0] if images.ndim == 5 else None
@@ -309,22 +318,15 @@ class MemoryModel(
             raise UserError(f"a key here is {self.key_shape}, got {tuple(near[0].shape)}")
 
     def iterate_read(
-        self, memory: Memory, cue: Images, steps: int, read: Callable[[Episode], Episode]
+        self, memory: Memory, cue: Images, steps: int | None, read: Callable[[Episode], Episode]
     ) -> Float[Tensor, "S *B T C H W"]:
         """Iterative reading: `read` makes a picture of the last one, at first of the cue."""
-        as_count("steps", steps)
+        count = as_count("steps", MOST_STEPS if steps is None else steps)
         picture, pictures = self.as_episodes(cue), []
-        for _ in range(steps):
+        for _ in range(count):
             picture = read(picture)
             pictures.append(picture if memory.is_batch else picture[0])
         return torch.stack(pictures)
-
-    def to(self, *args: Any, **options: Any) -> Any:
-        """As torch's; a device that is not there is refused in one line."""
-        for given in (*args, options.get("device")):
-            if isinstance(given, str | torch.device):
-                as_device(given)
-        return super().to(*args, **options)
 
     # Weights are two files, model.safetensors and config.json, here and on the Hub;
     # `save_pretrained` adds a card.

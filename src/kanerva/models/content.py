@@ -14,12 +14,12 @@ from torch import Tensor
 
 from kanerva.distributions import as_normal
 from kanerva.errors import UserError
-from kanerva.inputs import as_mask
+from kanerva.inputs import as_count, as_mask
 from kanerva.memory.heap import Memory
-from kanerva.models.base import Images, Observed
+from kanerva.models.base import MOST_STEPS, Handles, Images, Observed
 from kanerva.models.terms import ElboTerms
 from kanerva.seeding import Noise
-from kanerva.shapes import Cells, DecoderOutput, FeatureMaps, PerImage, Points
+from kanerva.shapes import Cells, DecoderOutput, Episode, FeatureMaps, PerImage, Points
 
 if TYPE_CHECKING:
     from kanerva.models.kpp import Kpp
@@ -33,8 +33,9 @@ _kept: WeakKeyDictionary[Any, tuple[ref, list[int], Any]] = WeakKeyDictionary()
 
 def keep(owner: object, model: "Kpp", make: Callable[[], Made]) -> Made:
     """What `make` gives, kept while `owner` lives and neither it nor the weights change."""
-    tensors = [*model.parameters(), *([owner.map] if isinstance(owner, Memory) else [])]
-    versions = [0 if tensor.is_inference() else tensor._version for tensor in tensors]
+    versions = model.weight_versions()
+    if isinstance(owner, Memory) and not owner.map.is_inference():
+        versions.append(owner.map._version)
     found = _kept.get(owner)
     if found is None or found[0]() is not model or found[1] != versions:
         found = (ref(model), versions, make())
@@ -50,6 +51,70 @@ def decode_held(model: "Kpp", memory: Memory) -> tuple[Int[Tensor, " cells"], De
     cells, maps = held.any(dim=0).nonzero()[:, 0], model.as_maps(memory)
     keys = _keys_of(model, cells.expand(len(maps), -1))
     return cells, keep(memory, model, lambda: model.decoder(model.read_maps(maps, keys).mean))
+
+
+@torch.no_grad()
+def get(model: "Kpp", memory: Memory, handles: Handles | None) -> Float[Tensor, "*B T C H W"]:
+    """See `Kpp.get`."""
+    model.as_maps(memory)
+    where = memory.slots_of(memory.handles if handles is None else handles)
+    cells, output = decode_held(model, memory)
+    pictures = _at(model.likelihood.mean(output), cells, where)
+    return pictures if memory.is_batch else pictures[0]
+
+
+@torch.no_grad()
+def recall_means(
+    model: "Kpp", memory: Memory, cue: Images, steps: int | None, observed: Observed | None
+) -> Float[Tensor, "S *B T C H W"]:
+    """The picture of the block that explains a cue best, then of the one that explains that
+    picture best, and so on. From where two steps choose the same blocks all do."""
+    model.as_maps(memory, cue)
+    most = as_count("steps", MOST_STEPS if steps is None else steps)
+    picture = model.as_episodes(cue)
+    chosen: list[Cells] = []
+    if not bool((memory.require_slots() >= 0).any()):
+        raise UserError("this memory holds nothing that could be recalled: write images first")
+    cells, output = decode_held(model, memory)
+    means = model.likelihood.mean(output)
+    while len(chosen) < most:
+        shown = picture if cue.ndim == 5 else picture[0]
+        scores = score_cues(model, memory, shown, observed if not chosen else None)
+        best = scores.argmax(dim=-1)
+        if chosen and torch.equal(best, chosen[-1]):
+            break
+        chosen.append(best)
+        picture = _at(means, cells, best)
+    chosen += chosen[-1:] * (most - len(chosen) if steps is not None else 0)
+    pictures = torch.stack([_at(means, cells, best) for best in chosen])
+    return pictures if memory.is_batch else pictures[:, 0]
+
+
+@torch.no_grad()
+def recall_samples(
+    model: "Kpp",
+    memory: Memory,
+    cue: Images,
+    steps: int | None,
+    observed: Observed | None,
+    generator: Noise,
+) -> Float[Tensor, "S *B T C H W"]:
+    """The same, with keys and readouts drawn at each step."""
+    maps, masks = model.as_maps(memory, cue), [observed]
+
+    def read(picture: Episode) -> Episode:
+        shown, mask = picture if cue.ndim == 5 else picture[0], masks.pop() if masks else None
+        best = score_cues(model, memory, shown, mask).argmax(dim=-1)
+        prior = model.read_maps(maps, model.keys_at(memory, best).sample(generator))
+        return model.likelihood.mean(model.decoder(prior.sample(generator)))
+
+    return model.iterate_read(memory, cue, steps, read)
+
+
+def _at(values: Float[Tensor, "B held *rest"], cells: Int[Tensor, " held"], where: Cells) -> Tensor:
+    """Values of some cells, where those of `cells`, in their order, are known."""
+    rows = torch.arange(len(where), device=where.device)[:, None]
+    return values[rows, torch.searchsorted(cells, where)]
 
 
 @torch.no_grad()

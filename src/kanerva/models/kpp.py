@@ -25,23 +25,20 @@ from kanerva.config import KppConfig, ModelConfig
 from kanerva.decoder import fit_outlines
 from kanerva.distributions import DiagonalNormal, KeyPosterior
 from kanerva.errors import UserError
-from kanerva.inputs import as_count
-from kanerva.memory.channels import Noise as ChannelNoise
 from kanerva.memory.heap import Memory
 from kanerva.memory.placement import locality_loss, make_placement
-from kanerva.memory.search import Hits
 from kanerva.memory.writers import BlockWriter
-from kanerva.models.base import Handles, Images, Observed, all_but_one
-from kanerva.models.content import CueScores, familiarity, score_cues, terms_by_content
-from kanerva.models.finding import Cues, Visible, find
+from kanerva.models.base import Handles, Images, all_but_one, require_memory_object
+from kanerva.models.content import terms_by_content
 from kanerva.models.kpp_networks import KppNetworks
+from kanerva.models.retrieval import Retrieval
 from kanerva.models.terms import ElboTerms
 from kanerva.readout import SpatialPrior
 from kanerva.seeding import Noise, normal
-from kanerva.shapes import Blocks, Cells, Episode, FeatureMaps, MemoryMap, PerImage, Points
+from kanerva.shapes import Blocks, Cells, Episode, FeatureMaps, MemoryMap, Points
 
 
-class Kpp(KppNetworks):
+class Kpp(Retrieval, KppNetworks):  # pyright: ignore[reportIncompatibleMethodOverride]
     """Block allocation, placed keys, a residual posterior and a spatial readout."""
 
     has_blocks = True
@@ -122,7 +119,7 @@ class Kpp(KppNetworks):
 
     def _empty(self, batch: int) -> Memory:
         config = self.config.memory
-        return Memory.empty(config.shape, config.capacity, batch, self.device)
+        return self.signed(Memory.empty(config.shape, config.capacity, batch, self.device))
 
     def blocks(self, episode: Episode, features: FeatureMaps, generator: Noise = None) -> Blocks:
         """Each sample's block; with noise while training."""
@@ -239,7 +236,7 @@ class Kpp(KppNetworks):
         unwritten = torch.zeros(features.shape[:2], dtype=torch.bool, device=features.device)
         return self.placement.posterior(cells, unwritten, (~held).sum(dim=1).float())
 
-    # Read, find, recall
+    # Read; find, get, recall and familiarity are in retrieval.py
 
     def read(
         self,
@@ -257,72 +254,6 @@ class Kpp(KppNetworks):
         cells = memory.slots_of(handles)
         return SpatialPrior(self.readout, self.placement.grid.read(maps, cells))
 
-    def score_cues(
-        self, memory: Memory, cue: Images, *, observed: Observed | None = None
-    ) -> CueScores:
-        """ln p(cue | block) of every block held, on `observed` pixels only (1 or 0 for each) where
-        part of a cue is hidden; -inf where a cell is free."""
-        return score_cues(self, memory, cue, observed)
-
-    def find(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self,
-        memory: Memory,
-        cue: Cues,
-        *,
-        observed: Visible | None = None,
-        noise: ChannelNoise = None,
-        shifts: int = 0,
-        k: int = 5,
-        prior_none: float = 0.5,
-    ) -> Hits | list[Hits]:
-        """The `k` images held that a cue (C, H, W) most likely shows, with probabilities, and
-        `.none`: that it shows none of what is held. A batch of cues gives a list.
-
-        `observed` says which pixels (H, W) are seen; without it any may be hidden, showing 0.
-        `noise` is "none", "salt_pepper", "gaussian", or None where it is not known; its strength
-        is integrated over. The cue may be moved by up to `shifts` pixels.
-        """
-        k, shifts = as_count("k", k), as_count("shifts", shifts, 0)
-        return find(self, memory, cue, observed, noise, shifts, k, prior_none)
-
-    @torch.no_grad()
-    def recall(
-        self,
-        memory: Memory,
-        cue: Images,
-        *,
-        steps: int = 10,
-        sample: bool = False,
-        observed: Observed | None = None,
-        generator: Noise = None,
-    ) -> Float[Tensor, "S *B T C H W"]:
-        """Hold M; find the block that explains the picture best, read it, decode, and again.
-
-        `observed` hides pixels of the cue, in the first step. `sample=True` draws the key from
-        q(y|.) and the readout from p(z|M, y) at each step; else both are taken at their means.
-        """
-        maps, masks = self.as_maps(memory, cue), [observed]
-
-        def read(picture: Episode) -> Episode:
-            mask = masks.pop() if masks else None
-            scores = self.score_cues(
-                memory, picture if cue.ndim == 5 else picture[0], observed=mask
-            )
-            keys = self.keys_at(memory, scores.argmax(dim=-1))
-            prior = self.read_maps(maps, keys.sample(generator) if sample else keys.mean)
-            readout = prior.sample(generator) if sample else prior.mean
-            return self.likelihood.mean(self.decoder(readout))
-
-        return self.iterate_read(memory, cue, steps, read)
-
-    def familiarity(self, memory: Memory, images: Images) -> PerImage:
-        """How much better the best block held explains an image than no block does: nats.
-
-        Large for what was written, smaller for what was not (below zero on binary sets). Both at
-        means: a score, not a bound.
-        """
-        return familiarity(self, memory, images)
-
     @torch.no_grad()
     def reconstruct(self, images: Images) -> Float[Tensor, "*B T C H W"]:
         """Write, read at one's own place, decode what the memory alone predicts there."""
@@ -335,13 +266,13 @@ class Kpp(KppNetworks):
 
     def as_maps(self, memory: Memory, images: Images | None = None) -> MemoryMap:
         """Check that a memory fits this model: its map, and its cells."""
-        maps = super().as_maps(memory, images)
-        if memory.owners is not None and memory.capacity != self.config.memory.capacity:
+        has_cells = require_memory_object(memory).owners is not None
+        if has_cells and memory.capacity != self.config.memory.capacity:
             raise UserError(
                 f"this model's memories have {self.config.memory.capacity} cells, got one of "
                 f"{memory.capacity}"
             )
-        return maps
+        return super().as_maps(memory, images)
 
     def resized(self, config: ModelConfig) -> "Kpp":
         """The same weights with a memory of another size: blocks stay as they are, so any grid of

@@ -200,14 +200,14 @@ class LatentModel(MemoryModel):
             raise UserError(f"{self.config.name} has no memory: nothing can be written")
         episode = self.as_pixels(images)
         maps, _ = self.write_episode(episode, self.encoder(episode), generator=generator)
-        return Memory(maps if images.ndim == 5 else maps[0])
+        return self.signed(Memory(maps if images.ndim == 5 else maps[0]))
 
     def empty(self, batch: int | None = None) -> Memory:
         """A memory of zeros."""
         if not self.remembers:
             raise UserError(f"{self.config.name} has no memory: there is no empty one")
         lead = () if batch is None else (batch,)
-        return Memory(torch.zeros(*lead, *self.memory_shape(0), device=self.device))
+        return self.signed(Memory(torch.zeros(*lead, *self.memory_shape(0), device=self.device)))
 
     def read(
         self,
@@ -275,7 +275,7 @@ class LatentModel(MemoryModel):
         memory: Memory,
         cue: Images,
         *,
-        steps: int = 10,
+        steps: int | None = None,
         sample: bool = False,
         observed: Observed | None = None,
         generator: Noise = None,

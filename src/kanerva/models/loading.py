@@ -75,9 +75,10 @@ def _hint(path: Path) -> str:
     """What may have been meant by a folder that is not there."""
     near = get_close_matches(path.name, shipped(), n=1)
     if near and len(path.parts) == 1:
-        return f"did you mean {near[0]}?"
-    train = "`kanerva train` makes one, `make demo` runs/demo"
-    return f"{train}; shipped models need none: {', '.join(shipped())}"
+        hint = f"did you mean {near[0]}?"
+    else:
+        hint = "`kanerva train` makes one, `make demo` makes runs/demo"
+    return f"{hint}; shipped models: {', '.join(shipped())}"
 
 
 def load(name: str | Path, *, device: str | torch.device = "cpu") -> MemoryModel:
