@@ -38,6 +38,7 @@ def library() -> dict[str, Callable[[], object]]:
         "model.write(greys)": lambda: model.write(GREYS),
         "model.write(NaN)": lambda: model.write(IMAGES / 0),
         "model.write(too many)": lambda: model.write(IMAGES.repeat(10, 1, 1, 1)),
+        "kanerva.load('glyphs', capacity='many')": lambda: kanerva.load("glyphs", capacity="many"),
         "model.append(None, images)": lambda: model.append(nothing, IMAGES),
         "model.recall(cue, memory)": lambda: model.recall(IMAGES, memory),
         "model.recall(memory, numpy array)": lambda: model.recall(memory, array),

@@ -49,6 +49,7 @@ def test_lines_say_what_to_do(found: dict[str, dict]):
     assert "[None]" in said["model.write(one image)"]
     assert "did you mean glyphs?" in said["kanerva.load('glpyhs')"]
     assert "did you mean glyphs?" in said["kanerva train --preset glyph"]
+    assert "kanerva.load(NAME, capacity=40)" in said["model.write(too many)"]
     assert "make demo" in said["kanerva recall runs/none"]
     assert "--steps" in said["kanerva recall glyphs --stepz 3"]
 

@@ -105,6 +105,58 @@ def test_a_model_without_blocks_has_no_pictures_to_get(tiny, draw: Draw):
         model.get(model.write(draw(tiny, 3)), [0])
 
 
+# More room
+
+
+@pytest.mark.parametrize("capacity", [1, 37, 100])
+def test_a_model_with_more_room_writes_the_same_blocks(
+    model: Kpp, images: torch.Tensor, capacity: int
+):
+    large = kanerva.load("glyphs", capacity=capacity)
+    assert isinstance(large, Kpp) and large.config.memory.capacity in (1, 49, 100)
+    assert large.writer.shape == model.writer.shape
+    some = images[: min(capacity, 16)]
+    memory = large.write(some.repeat(7, 1, 1, 1)[:capacity])
+    assert memory.capacity == large.config.memory.capacity >= len(memory) == capacity
+    first, mine = large.get(memory, range(len(some))), model.get(model.write(some))
+    torch.testing.assert_close(first, mine, atol=1e-5, rtol=1e-4)
+    with pytest.raises(UserError, match="cells"):
+        model.recall(memory, some)
+
+
+def test_cells_that_are_not_square_grow_too(draw: Draw):
+    preset = kanerva.preset("images", image=(3, 8, 8)).model  # 4 x 8 cells
+    torch.manual_seed(0)
+    model = kanerva.build(preset).eval()
+    large = model.with_capacity(60)
+    memory = large.write(draw(preset, 60))
+    assert (memory.capacity, memory.grid.block) == (98, model.empty().grid.block)
+
+
+def test_a_memory_written_as_a_whole_has_no_capacity(tiny):
+    with pytest.raises(UserError, match="no capacity"):
+        KppPaper(tiny).with_capacity(8)
+
+
+def test_batches_of_memories_grow_and_shrink(model: Kpp, images: torch.Tensor):
+    """Each memory of a batch as if it were alone."""
+    episodes = images.view(2, 8, 1, 28, 28)
+    memory = model.append(model.write(episodes[:, :5]), episodes[:, 5:])
+    assert memory.is_batch
+    for one, written in zip((memory[0], memory[1]), episodes, strict=True):
+        assert one.handles == list(range(8))
+        assert float((model.get(one) - written).abs().mean()) < 0.05
+    less = memory.free([[0, 3], [7, 1]])
+    assert less[0].handles == [1, 2, 4, 5, 6, 7] and less[1].handles == [0, 2, 3, 4, 5, 6]
+    again = model.append(less, episodes[:, :2])
+    assert again[0].handles == [1, 2, 4, 5, 6, 7, 8, 9]
+    torch.testing.assert_close(model.get(again[1], [8]), model.get(memory[1], [0]))
+    with pytest.raises(UserError, match="full"):
+        model.append(again, episodes.repeat(1, 4, 1, 1, 1))
+    with pytest.raises(UserError, match="batches of the same size"):
+        model.append(memory, images)
+
+
 # Whose memory
 
 

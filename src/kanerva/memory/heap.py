@@ -7,7 +7,7 @@ memory = memory.free(memory.handles[3])     # its cell is zeros, and free for ot
 A slot is a cell of the memory's grid. Saved as safetensors, never as a pickle.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -216,9 +216,10 @@ class Memory:
             )
         return held.int().argsort(dim=1, stable=True)[:, :count]
 
-    def free(self, *handles: int | list[int] | Int[Tensor, "*B T"]) -> "Memory":
+    def free(self, *handles: int | Sequence | Int[Tensor, "*B T"]) -> "Memory":
         """The memory without some blocks; the handles of all others stay as they are. For a batch
-        a tensor names handles of each memory, -1 none: what `read` found may be given as it is."""
+        a tensor, or a list of lists, names handles of each memory, -1 none: what `read` found may
+        be given as it is."""
         if self.is_batch and len(handles) == 1:
             return self._clear(self._named(as_handles(handles[0]).to(self.map.device)))
         owners = self._require_one()

@@ -3,7 +3,7 @@
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -31,7 +31,7 @@ from kanerva.shapes import Episode, PerImage, Readout
 Images = Shaped[Tensor, "*B T C H W"]
 Observed = Shaped[Tensor, "*B_T H W"]  # 1 where a pixel is visible; a mask, or one for each cue
 Near = tuple[Float[Tensor, "*key"], float]  # a key, and how far around it
-Handles = Int[Tensor, "*B T"] | list[int]
+Handles = Int[Tensor, "*B T"] | Sequence[int]
 LogWeights = Callable[[], PerImage]  # a log-weight of each image, of new latents at each call
 MOST_STEPS = 10  # of reading again, unless a caller says how many. ours
 MOST_NUMBERS = 2**26  # in the pixels of samples that are drawn together
@@ -182,6 +182,10 @@ class MemoryModel(
     def resized(self: M, config: ModelConfig) -> M:
         """The same weights with a memory of another size, where a model can."""
         raise UserError(f"{self.config.name} cannot be scored in a memory of another size")
+
+    def with_capacity(self: M, capacity: int) -> M:
+        """The same weights with room for more images, where a model has blocks."""
+        raise UserError(f"{self.config.name} writes its memory as a whole: it has no capacity")
 
     def fit_to_data(self, images: Images) -> None:
         """Before a first step: what a model takes from training images themselves, as a rule

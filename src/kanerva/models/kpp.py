@@ -25,6 +25,8 @@ from kanerva.config import KppConfig, ModelConfig
 from kanerva.decoder import fit_outlines
 from kanerva.distributions import DiagonalNormal, KeyPosterior
 from kanerva.errors import UserError
+from kanerva.inputs import as_count
+from kanerva.memory.grid import Grid
 from kanerva.memory.heap import Memory
 from kanerva.memory.placement import locality_loss, make_placement
 from kanerva.memory.writers import BlockWriter
@@ -85,21 +87,19 @@ class Kpp(Retrieval, KppNetworks):  # pyright: ignore[reportIncompatibleMethodOv
 
     @torch.no_grad()
     def append(self, memory: Memory, images: Images, *, generator: Noise = None) -> Memory:
-        """Write more images of one episode into free cells: only they are encoded, only their
-        cells change. The cost does not depend on how many are held."""
+        """Write more images into free cells of a memory, or of each of a batch: only they are
+        encoded, only their cells change. The cost does not depend on how many are held."""
         self.as_maps(memory, images)
-        if images.ndim == 5:
-            raise UserError(f"append takes the images of one episode, got {tuple(images.shape)}")
-        episode = self.as_pixels(images)
-        self.placement.require_room(len(memory) + len(images))
+        episode, batch = self.as_pixels(images), memory.as_batch()
+        most = int((batch.require_slots() >= 0).sum(dim=1).max())
+        self.placement.require_room(most + episode.shape[1])
         features = self.encoder(episode)
-        batch = Memory.stack([memory])
-        for t in range(len(images)):  # one after another: each sees what the last one took
+        for t in range(episode.shape[1]):  # one after another: each sees what the last one took
             one = features[:, t : t + 1]
             proposal, held = self.placement.propose(one), batch.require_slots() >= 0
             cells = self.placement.find_free(proposal, held, 1, generator)
             batch = self.malloc(batch, episode[:, t : t + 1], one, cells, generator)
-        return batch[0]
+        return batch if memory.is_batch else batch[0]
 
     def malloc(
         self,
@@ -273,6 +273,18 @@ class Kpp(Retrieval, KppNetworks):  # pyright: ignore[reportIncompatibleMethodOv
                 f"{memory.capacity}"
             )
         return super().as_maps(memory, images)
+
+    def with_capacity(self, capacity: int) -> "Kpp":
+        """The same weights with memories for at least so many images: as many cells as fill a
+        square of such blocks."""
+        wanted, (height, width) = as_count("capacity", capacity), self.placement.grid.block
+        for rows in range(1, wanted + height * width + 1):
+            size, columns = rows * height, rows * height // width
+            count = rows * columns
+            if count >= wanted and size == columns * width and Grid(count, size).rows == rows:
+                memory = replace(self.config.memory, size=size, capacity=count)
+                return self.resized(replace(self.config, memory=memory))
+        raise UserError(f"no grid of blocks {height} x {width} has {wanted} cells or a few more")
 
     def resized(self, config: ModelConfig) -> "Kpp":
         """The same weights with a memory of another size: blocks stay as they are, so any grid of

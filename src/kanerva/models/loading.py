@@ -81,11 +81,18 @@ def _hint(path: Path) -> str:
     return f"{hint}; shipped models: {', '.join(shipped())}"
 
 
-def load(name: str | Path, *, device: str | torch.device = "cpu") -> MemoryModel:
+def load(
+    name: str | Path, *, device: str | torch.device = "cpu", capacity: int | None = None
+) -> MemoryModel:
     """A trained model, ready to evaluate: the name of one that ships with the package, a run
-    folder, a checkpoint folder or a Hub id."""
-    device, path = as_device(device), as_path(name)
-    ours = shipped_folder(name)
+    folder, a checkpoint folder or a Hub id. `capacity`: with memories for at least so many images,
+    where it has blocks; weights serve any size."""
+    model = _load(name, as_device(device))
+    return model if capacity is None else model.with_capacity(capacity)
+
+
+def _load(name: str | Path, device: torch.device) -> MemoryModel:
+    path, ours = as_path(name), shipped_folder(name)
     path = path if ours is None else ours
     if ours is not None:
         check_shipped(ours)
