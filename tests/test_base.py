@@ -229,7 +229,7 @@ def test_a_joint_density_is_the_sum_of_its_pieces():
 def test_images_of_another_type_are_errors_that_name_it(
     model: KppPaper, draw: Callable[..., Tensor], dtype: torch.dtype
 ):
-    with pytest.raises(UserError, match=str(dtype).removeprefix("torch.")):
+    with pytest.raises(UserError, match=str(dtype)):
         model.write(draw(model.config, 3).to(dtype))
 
 
@@ -248,5 +248,5 @@ def test_bytes_are_levels_of_255(tiny_colour: KppPaperConfig):
 
 def test_bytes_are_refused_where_pixels_are_bits(model: KppPaper):
     """Bits drawn by `binarize` are bytes 0 and 1: dividing them by 255 would lose them silently."""
-    with pytest.raises(UserError, match="got uint8"):
+    with pytest.raises(UserError, match="got torch.uint8"):
         model.write(torch.ones(3, *model.config.image, dtype=torch.uint8))

@@ -10,9 +10,10 @@ terms = model.elbo(images)                      # terms.nll_nats: nats per image
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from kanerva.processor import avoid_amx
+from kanerva.processor import avoid_amx, wait_passively
 
 avoid_amx()  # before torch is loaded
+wait_passively()
 
 if TYPE_CHECKING:
     from kanerva.config import ModelConfig, RunConfig

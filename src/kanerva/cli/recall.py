@@ -47,10 +47,13 @@ def run(options: dict[str, Any], words: list[str]) -> int:
     if options["save_memory"]:
         memory.save(options["save_memory"])
     shown, errors = read_back(model, memory, images, options["cue"], options)
+    answers: list[str] = []
     if model.has_blocks:
-        shown = answer(cast("Kpp", model), memory, images, options, shown)
+        shown, answers = answer(cast("Kpp", model), memory, images, options, shown)
     asked = "asked for" if options["memory"] else "written"
     save_picture(sheet([(asked, images), *shown], min(len(images), 16)), options, "recall.png")
+    for line in answers:
+        print(line)
     at = {0: "cue"} | {step: f"step {step}" for step in (1, options["steps"])}
     said = ", ".join(f"{name} {errors[step]:.4f}" for step, name in at.items())
     print(f"mean squared pixel error against what was {asked}: {said}")
@@ -63,9 +66,8 @@ def answer(
     images: "Tensor",
     options: dict[str, Any],
     shown: "list[tuple[str, Tensor]]",
-) -> "list[tuple[str, Tensor]]":
-    """Print what each cue shows and how surely. What is not held is not drawn: its picture is
-    blank."""
+) -> "tuple[list[tuple[str, Tensor]], list[str]]":
+    """The same pictures, blank where a cue is not held; and what each cue shows, how surely."""
     import torch
 
     from kanerva.evaluation.noise import observed
@@ -74,12 +76,13 @@ def answer(
     found = model.find(memory, cue, observed=observed(options["cue"], images))
     assert isinstance(found, list)
     absent = [hits.none > 0.5 for hits in found]
+    lines = []
     for number, hits in enumerate(found if len(found) <= FEW else []):
-        if absent[number]:
-            print(f"cue {number}: not held (probability {hits.none:.3f})")
-        else:
-            print(f"cue {number}: handle {hits[0].id} (probability {hits[0].probability:.3f})")
-    print(f"{len(cue) - sum(absent)} of {len(cue)} cues found, {sum(absent)} not held")
+        says = f"not held (probability {hits.none:.3f})"
+        if not absent[number]:
+            says = f"handle {hits[0].id} (probability {hits[0].probability:.3f})"
+        lines.append(f"cue {number}: {says}")
+    lines.append(f"{len(cue) - sum(absent)} of {len(cue)} cues found, {sum(absent)} not held")
     blank = torch.tensor(absent, device=cue.device)[:, None, None, None]
     pictures = [(name, picture.masked_fill(blank, 0.5)) for name, picture in shown[1:]]
-    return [(label, cue), *pictures]
+    return [(label, cue), *pictures], lines

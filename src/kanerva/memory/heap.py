@@ -8,8 +8,9 @@ A slot is a cell of the memory's grid. Saved as safetensors, never as a pickle.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -45,6 +46,7 @@ class Memory:
     detail: Detail | None = None  # where blocks are bits
     codec: BlockCodec | None = None
     writer: str | None = None  # fingerprint of the model that wrote it, which alone can read it
+    kept: dict[str, Any] = field(default_factory=dict, repr=False)  # what readers worked out of it
 
     def __post_init__(self) -> None:
         if self.map.ndim not in (3, 4):

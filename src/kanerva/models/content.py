@@ -5,8 +5,9 @@ images. Works for every placement.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
-from weakref import WeakKeyDictionary, ref
+from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Float, Int
@@ -19,7 +20,7 @@ from kanerva.memory.heap import Memory
 from kanerva.models.base import MOST_STEPS, Handles, Images, Observed
 from kanerva.models.terms import ElboTerms
 from kanerva.seeding import Noise
-from kanerva.shapes import Cells, DecoderOutput, Episode, FeatureMaps, PerImage, Points
+from kanerva.shapes import Cells, DecoderOutput, Episode, FeatureMaps, MemoryMap, PerImage, Points
 
 if TYPE_CHECKING:
     from kanerva.models.kpp import Kpp
@@ -28,29 +29,69 @@ CueScores = Float[Tensor, "B T slots"]  # ln p(cue | each cell's block), -inf wh
 
 
 Made = TypeVar("Made")
-_kept: WeakKeyDictionary[Any, tuple[ref, list[int], Any]] = WeakKeyDictionary()
+_kept: WeakKeyDictionary[Any, tuple[list[int], Any]] = WeakKeyDictionary()
 
 
-def keep(owner: object, model: "Kpp", make: Callable[[], Made]) -> Made:
-    """What `make` gives, kept while `owner` lives and neither it nor the weights change."""
-    versions = model.weight_versions()
-    if isinstance(owner, Memory) and not owner.map.is_inference():
-        versions.append(owner.map._version)
-    found = _kept.get(owner)
-    if found is None or found[0]() is not model or found[1] != versions:
-        found = (ref(model), versions, make())
-        _kept[owner] = found
-    return found[2]
+def keep(model: "Kpp", make: Callable[[], Made]) -> Made:
+    """What `make` gives, kept while a model lives and its weights stand."""
+    versions, found = model.weight_versions(), _kept.get(model)
+    if found is None or found[0] != versions:
+        found = (versions, make())
+        _kept[model] = found
+    return found[1]
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """What blocks of a memory decode to, and the map and the weights that it follows from."""
+
+    model: str  # fingerprint
+    map: Float[Tensor, "*B Cm Hm Wm"]
+    version: int  # of the map
+    cells: Int[Tensor, " held"]
+    output: DecoderOutput
+
+    def stands(self, model: "Kpp", like: Memory) -> bool:
+        """Whether this is of such a model, and of a map that was not written over since."""
+        same = self.map.shape == like.map.shape and self.map.device == like.map.device
+        return same and self.model == model.fingerprint() and self.version == _version(self.map)
+
+
+def _version(map: Float[Tensor, "*B Cm Hm Wm"]) -> int:
+    return 0 if map.is_inference() else map._version
 
 
 @torch.no_grad()
 def decode_held(model: "Kpp", memory: Memory) -> tuple[Int[Tensor, " cells"], DecoderOutput]:
     """The cells that hold something in some memory of a batch, and what their blocks decode to:
-    once, however often it is asked for."""
+    each once, however often it is asked for, also by memories that were made from this one."""
     held = memory.as_batch().require_slots() >= 0
     cells, maps = held.any(dim=0).nonzero()[:, 0], model.as_maps(memory)
+    last = memory.kept.get("decoded")
+    last = last if isinstance(last, Decoded) and last.stands(model, memory) else None
+    if last is not None and last.map is memory.map and torch.equal(last.cells, cells):
+        return cells, last.output
+    known = torch.zeros_like(cells, dtype=torch.bool)
+    if last is not None and len(last.cells) and model.config.memory.placement == "cells":
+        at = torch.searchsorted(last.cells, cells).clamp(max=len(last.cells) - 1)
+        before = last.map if memory.is_batch else last.map[None]
+        read, every = model.placement.grid.read, cells.expand(len(maps), -1)
+        same = (read(maps, every) == read(before, every)).flatten(2).all(dim=-1).all(dim=0)
+        known = same & (last.cells[at] == cells)
+    if last is None or not bool(known.any()):
+        output = _decode(model, maps, cells)
+    else:
+        output = last.output[:, at]  # pyright: ignore[reportPossiblyUnboundVariable]
+        if not bool(known.all()):
+            output[:, ~known] = _decode(model, maps, cells[~known])
+    made = Decoded(model.fingerprint(), memory.map, _version(memory.map), cells, output)
+    memory.kept["decoded"] = made
+    return cells, output
+
+
+def _decode(model: "Kpp", maps: MemoryMap, cells: Int[Tensor, " n"]) -> DecoderOutput:
     keys = _keys_of(model, cells.expand(len(maps), -1))
-    return cells, keep(memory, model, lambda: model.decoder(model.read_maps(maps, keys).mean))
+    return model.decoder(model.read_maps(maps, keys).mean)
 
 
 @torch.no_grad()
@@ -79,7 +120,7 @@ def recall_means(
     means = model.likelihood.mean(output)
     while len(chosen) < most:
         shown = picture if cue.ndim == 5 else picture[0]
-        scores = score_cues(model, memory, shown, observed if not chosen else None)
+        scores = model.score_cues(memory, shown, observed=observed if not chosen else None)
         best = scores.argmax(dim=-1)
         if chosen and torch.equal(best, chosen[-1]):
             break
@@ -104,7 +145,7 @@ def recall_samples(
 
     def read(picture: Episode) -> Episode:
         shown, mask = picture if cue.ndim == 5 else picture[0], masks.pop() if masks else None
-        best = score_cues(model, memory, shown, mask).argmax(dim=-1)
+        best = model.score_cues(memory, shown, observed=mask).argmax(dim=-1)
         prior = model.read_maps(maps, model.keys_at(memory, best).sample(generator))
         return model.likelihood.mean(model.decoder(prior.sample(generator)))
 

@@ -99,7 +99,7 @@ class Kpp(Retrieval, KppNetworks):  # pyright: ignore[reportIncompatibleMethodOv
             proposal, held = self.placement.propose(one), batch.require_slots() >= 0
             cells = self.placement.find_free(proposal, held, 1, generator)
             batch = self.malloc(batch, episode[:, t : t + 1], one, cells, generator)
-        return batch if memory.is_batch else batch[0]
+        return batch if memory.is_batch else replace(batch[0], kept=memory.kept)
 
     def malloc(
         self,

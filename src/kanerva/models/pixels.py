@@ -54,9 +54,8 @@ class PixelFormat:
         if images.dtype == torch.uint8 and not self.binary:
             images = images / 255
         if not images.is_floating_point():
-            kind = str(images.dtype).removeprefix("torch.")
             raise UserError(
-                f"this model takes pixels that are {self}; got {kind}: "
+                f"this model takes pixels that are {self}; got {images.dtype}: "
                 "kanerva.prepare(images, model) converts"
             )
         images = images.float()
