@@ -157,6 +157,38 @@ def test_batches_of_memories_grow_and_shrink(model: Kpp, images: torch.Tensor):
         model.append(memory, images)
 
 
+# What a notebook and an editor show
+
+
+def test_a_model_and_a_memory_are_shown_in_short(model: Kpp, images: torch.Tensor):
+    assert repr(model).startswith("Kpp(kpp: images 1 x 28 x 28, 0 or 1, as floats; memory 3x64x64;")
+    assert len(repr(model)) < 150 and model.replays
+    assert model.write(images)._repr_png_().startswith(b"\x89PNG")
+    assert model.write(images.view(2, 8, 1, 28, 28))._repr_png_().startswith(b"\x89PNG")
+
+
+def test_show_puts_images_into_rows(images: torch.Tensor):
+    row = kanerva.show(images)
+    two = kanerva.show(written=images, again=images)
+    assert two.width == row.width and two.height > 1.8 * row.height
+    steps = images.expand(3, *images.shape)
+    assert kanerva.show({"recalled": steps}).height > 2.5 * row.height
+    assert kanerva.show(images[0], scale=1).width < row.width
+    assert kanerva.show(images, columns=4).height > 2 * row.height
+    for wrong in (images[0, 0], torch.zeros(2, 5, 8, 8), torch.zeros(0, 1, 8, 8)):
+        with pytest.raises(UserError, match="show takes images"):
+            kanerva.show({"wrong": wrong})
+    with pytest.raises(UserError, match="nothing to show"):
+        kanerva.show()
+
+
+def test_the_command_says_that_a_store_replays(tmp_path: Path, capsys):
+    words = ["generate", "glyphs", "--num", "2", "--device", "cpu"]
+    assert main([*words, "--out", str(tmp_path / "out.png")]) == 0
+    assert "--variant generate" in capsys.readouterr().out
+    assert not kanerva.build(kanerva.preset("glyphs", variant="generate").model).replays
+
+
 # Whose memory
 
 

@@ -9,6 +9,7 @@ A slot is a cell of the memory's grid. Saved as safetensors, never as a pickle.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -371,6 +372,20 @@ class Memory:
         maps = self.map if self.is_batch else self.map[None]
         return map_picture(maps, scale)
 
+    def _repr_png_(self) -> bytes:
+        """What a notebook shows."""
+        buffer = BytesIO()
+        self.to_image().save(buffer, format="PNG")
+        return buffer.getvalue()
+
 
 def _not_held(handle: int) -> str:
     return f"handle {handle} is not held: it was freed, or never given out"
+
+
+def require_memory_object(memory: object) -> Memory:
+    if not isinstance(memory, Memory):
+        raise UserError(
+            f"expected a memory, as model.write(images) makes it; got {type(memory).__name__}"
+        )
+    return memory

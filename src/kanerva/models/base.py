@@ -18,7 +18,7 @@ from kanerva.distributions import ReadDistribution
 from kanerva.errors import UserError
 from kanerva.inputs import as_count, require_tensor_images
 from kanerva.likelihoods import make_likelihood
-from kanerva.memory.heap import Memory
+from kanerva.memory.heap import Memory, require_memory_object
 from kanerva.memory.quantise import bits, quantise
 from kanerva.models.checkpoint_io import CARD, load_pretrained, save_weights
 from kanerva.models.pixels import PixelFormat
@@ -78,6 +78,19 @@ class MemoryModel(
         other = copy.copy(self)
         other.memory_dtype = dtype
         return other
+
+    def __repr__(self) -> str:
+        """A line; parts of the network, such as `model.decoder`, print as torch has them."""
+        about = f"{self.config.name}: images {self.pixels}"
+        if self.remembers:
+            about += f"; memory {'x'.join(map(str, self.memory_shape(0)))}"
+        weights = sum(weight.numel() for weight in self.parameters())
+        return f"{type(self).__name__}({about}; {weights:,} parameters, on {self.device})"
+
+    @property
+    def replays(self) -> bool:
+        """Whether `generate` mostly gives back what is held, not what is like it."""
+        return False
 
     # What a memory takes
 
@@ -371,14 +384,6 @@ class MemoryModel(
         """Load from a folder or a Hub id; the model comes in evaluation mode. `options` are
         `hf_hub_download`'s: token, revision, cache_dir, force_download, local_files_only."""
         return load_pretrained(cls, pretrained_model_name_or_path, map_location, **options)
-
-
-def require_memory_object(memory: object) -> Memory:
-    if not isinstance(memory, Memory):
-        raise UserError(
-            f"expected a memory, as model.write(images) makes it; got {type(memory).__name__}"
-        )
-    return memory
 
 
 def all_but_one(length: int, device: torch.device) -> Int[Tensor, "T rest"]:

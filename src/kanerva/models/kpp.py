@@ -27,10 +27,10 @@ from kanerva.distributions import DiagonalNormal, KeyPosterior
 from kanerva.errors import UserError
 from kanerva.inputs import as_count
 from kanerva.memory.grid import Grid
-from kanerva.memory.heap import Memory
+from kanerva.memory.heap import Memory, require_memory_object
 from kanerva.memory.placement import locality_loss, make_placement
 from kanerva.memory.writers import BlockWriter
-from kanerva.models.base import Handles, Images, all_but_one, require_memory_object
+from kanerva.models.base import Handles, Images, all_but_one
 from kanerva.models.content import terms_by_content
 from kanerva.models.kpp_networks import KppNetworks
 from kanerva.models.retrieval import Retrieval
@@ -41,7 +41,14 @@ from kanerva.shapes import Blocks, Cells, Episode, FeatureMaps, MemoryMap, Point
 
 
 class Kpp(Retrieval, KppNetworks):  # pyright: ignore[reportIncompatibleMethodOverride]
-    """Block allocation, placed keys, a residual posterior and a spatial readout."""
+    """Block allocation, placed keys, a residual posterior and a spatial readout.
+
+    Images are (T, C, H, W) or (B, T, C, H, W), of the pixels that `model.pixels` names, on [0, 1];
+    `kanerva.prepare` makes them. Pictures that come back are expected pixels on [0, 1].
+
+        write append get recall find familiarity generate      what is done with a memory
+        elbo left_out permuted log_weights                      what it is worth, in nats
+    """
 
     has_blocks = True
     reconstructed = "read at their own places in memory"
@@ -63,6 +70,11 @@ class Kpp(Retrieval, KppNetworks):  # pyright: ignore[reportIncompatibleMethodOv
     @property
     def key_shape(self) -> tuple[int, ...]:
         return (2,)
+
+    @property
+    def replays(self) -> bool:
+        """A key reads one cell, whole: what is written there, or nothing."""
+        return self.config.memory.placement == "cells" and not self.has_code
 
     def memory_shape(self, length: int) -> tuple[int, int, int]:
         return self.config.memory.shape

@@ -237,10 +237,12 @@ class LatentModel(MemoryModel):
         sample_pixels: bool = False,
         generator: Noise = None,
     ) -> Float[Tensor, "*B T C H W"]:
-        """Draw keys from their prior, read, draw a readout, decode its expected pixels.
+        """Draw keys from their prior, read, draw a readout, decode its expected pixels on [0, 1].
+        A model that `replays` gives back what is held; `--variant generate` trains one that does
+        not.
 
         `near=(key, spread)` draws keys around one instead: y + spread * noise (§4.1.1).
-        `sample_pixels=True` draws pixels too.
+        `sample_pixels=True` draws pixels too: 0 or 1, or levels k/255.
         """
         memory = self.require_memory(memory)
         self.check_samples(num_samples, near)

@@ -4,6 +4,7 @@ import os
 import re
 from difflib import get_close_matches
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal, overload
 
 import torch
 
@@ -13,6 +14,9 @@ from kanerva.models import model_class
 from kanerva.models.base import MemoryModel
 from kanerva.models.checkpoint_io import CONFIG, WEIGHTS, hub_file, read_config
 from kanerva.plain_files import file_digest, read_json
+
+if TYPE_CHECKING:
+    from kanerva.models.kpp import Kpp
 
 PRETRAINED = Path(__file__).parents[1] / "pretrained"  # a folder for each model that ships
 
@@ -79,6 +83,21 @@ def _hint(path: Path) -> str:
     else:
         hint = "`kanerva train` makes one, `make demo` makes runs/demo"
     return f"{hint}; shipped models: {', '.join(shipped())}"
+
+
+@overload
+def load(
+    name: Literal["glyphs", "mnist", "omniglot"],
+    *,
+    device: str | torch.device = "cpu",
+    capacity: int | None = None,
+) -> "Kpp": ...
+
+
+@overload
+def load(
+    name: str | Path, *, device: str | torch.device = "cpu", capacity: int | None = None
+) -> MemoryModel: ...
 
 
 def load(
