@@ -29,15 +29,15 @@ CueScores = Float[Tensor, "B T slots"]  # ln p(cue | each cell's block), -inf wh
 
 
 Made = TypeVar("Made")
-_kept: WeakKeyDictionary[Any, tuple[list[int], Any]] = WeakKeyDictionary()
+_kept: WeakKeyDictionary[Any, tuple[str, Any]] = WeakKeyDictionary()
 
 
-def keep(model: "Kpp", make: Callable[[], Made]) -> Made:
-    """What `make` gives, kept while a model lives and its weights stand."""
-    versions, found = model.weight_versions(), _kept.get(model)
-    if found is None or found[0] != versions:
-        found = (versions, make())
-        _kept[model] = found
+def keep(owner: object, model: "Kpp", make: Callable[[], Made]) -> Made:
+    """What `make` gives, kept while `owner` lives and the model's weights stand."""
+    name, found = model.fingerprint(), _kept.get(owner)
+    if found is None or found[0] != name:
+        found = (name, make())
+        _kept[owner] = found
     return found[1]
 
 

@@ -115,7 +115,7 @@ def decode_blocks(model: "Kpp", blocks: Blocks) -> Pictures:
 def log_none(model: "Kpp", cue: Cue, guess: Picture) -> float:
     """ln p(cue | nothing held), estimated; `guess` is the best picture held."""
     empty = torch.zeros(1, 1, *model.writer.shape, device=model.device)
-    generic = keep(model, lambda: _generic(model, empty))
+    generic = keep(model, model, lambda: _generic(model, empty))
     estimates = [float(cue.log_evidence(generic).logsumexp(0)) - math.log(GENERIC)]
     seen = cue.masks.all(dim=0)  # under every mask it may have had
     guesses = torch.stack([torch.where(seen, cue.picture.clamp(0, 1), guess), guess])
