@@ -18,7 +18,6 @@ from jaxtyping import Shaped
 from torch import Tensor
 
 from kanerva.errors import UserError
-from kanerva.inputs import as_mask, require_tensor_images
 from kanerva.memory.channels import Noise, Picture
 from kanerva.memory.heap import Memory
 from kanerva.memory.search import Candidates, Cue, Hits, Pictures, search, search_all, to_levels
@@ -79,7 +78,7 @@ def as_cues(
     model: "Kpp", cue: Cues, observed: Visible | None, noise: Noise, shifts: int
 ) -> list[Cue]:
     """Check what a user passed: cues of any finite reals, and which of their pixels are seen."""
-    image, cue = model.config.image, require_tensor_images(cue, "cue")
+    image = model.config.image
     if cue.ndim not in (3, 4) or tuple(cue.shape[-3:]) != image or not len(cue):
         raise UserError(f"a cue is {image}, or a batch of those; got {tuple(cue.shape)}")
     cues = cue.to(model.device).float() / (255 if cue.dtype == torch.uint8 else 1)
@@ -88,7 +87,6 @@ def as_cues(
     cues = cues.view(-1, *image)
     masks: list[Tensor] | list[None] = [None] * len(cues)
     if observed is not None:
-        observed = as_mask(observed)
         if observed.shape != image[1:] and observed.shape != (*cue.shape[:-3], *image[1:]):
             raise UserError(
                 f"observed is {image[1:]}, 1 where a pixel is seen, or one for each cue; "

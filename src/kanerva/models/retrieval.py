@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from kanerva.inputs import as_count, as_mask
+from kanerva.inputs import as_count, as_mask, require_tensor_images
 from kanerva.memory.channels import Noise as ChannelNoise
 from kanerva.memory.heap import Memory
 from kanerva.memory.search import Hits
@@ -91,7 +91,9 @@ class Retrieval:
         is integrated over. The cue may be moved by up to `shifts` pixels.
         """
         k, shifts = as_count("k", k), as_count("shifts", shifts, 0)
-        return find(self._kpp, memory, cue, observed, noise, shifts, k, prior_none)
+        seen = None if observed is None else as_mask(observed)
+        cue = require_tensor_images(cue, "cue")
+        return find(self._kpp, memory, cue, seen, noise, shifts, k, prior_none)
 
     def get(self, memory: Memory, handles: Handles | None = None) -> Float[Tensor, "*B T C H W"]:
         """Pictures of blocks held, by handle; without handles of all, in their order. Expected
