@@ -248,5 +248,5 @@ def test_bytes_are_levels_of_255(tiny_colour: KppPaperConfig):
 
 def test_bytes_are_refused_where_pixels_are_bits(model: KppPaper):
     """Bits drawn by `binarize` are bytes 0 and 1: dividing them by 255 would lose them silently."""
-    with pytest.raises(UserError, match="got uint8"):
+    with pytest.raises(UserError, match="got torch.uint8"):
         model.write(torch.ones(3, *model.config.image, dtype=torch.uint8))

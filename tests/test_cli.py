@@ -357,6 +357,20 @@ def test_a_bad_config_names_file_and_key(text: str, says: str, capsys):
     assert says in line and "bad.yaml" in line
 
 
+def test_a_long_run_on_a_cpu_begins_with_an_estimate(tmp_path: Path, capsys, monkeypatch):
+    """And draws the numbers that it draws without one."""
+    sizes = ["--encoder.width", "4", "--decoder.base", "8", "--validate-episodes", "1"]
+    argv = ["train", "--preset", "glyphs", "--steps", "3", "--device", "cpu", *sizes]
+    assert main([*argv, "--run", str(tmp_path / "short")]) == 0
+    assert "about" not in capsys.readouterr().err
+    monkeypatch.setattr("kanerva.cli.train.LONG", 3)
+    assert main([*argv, "--run", str(tmp_path / "long")]) == 0
+    said = capsys.readouterr().err
+    assert "glyphs: 3 steps of 2 x 32 images 1x28x28, about a minute here" in said
+    weights = [tmp_path / name / "checkpoints/last/model.safetensors" for name in ("short", "long")]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+
+
 def test_images_that_do_not_fit_are_named(trained: Path, capsys):
     Image.new("L", (30, 28)).save("wide.png")
     Path("note.txt").write_text("no image")

@@ -498,7 +498,7 @@ def test_bytes_and_other_floats_are_taken_as_they_are_meant(model: MemoryModel):
             model.elbo(images.to(dtype), sample=False, generator=stream(1)),
             model.elbo(images, sample=False, generator=stream(1)),
         )
-    with pytest.raises(UserError, match="got uint8"):
+    with pytest.raises(UserError, match="got torch.uint8"):
         model.elbo(images.byte())
 
 

@@ -22,10 +22,11 @@ def example(name: str) -> ModuleType:
 def test_a_folder_of_ones_own_images(tmp_path: Path):
     module = example("own_images")
     folder = module.draw_folder(tmp_path / "mine", count=120)
-    picture = module.main(folder, steps=3, work=tmp_path / "work")
-    with Image.open(picture) as image:
-        assert image.width > 8 * 24 * 2
-    assert (tmp_path / "work" / "episode.safetensors").is_file()
+    few = ["--steps", "3", "--image", "[3,16,16]", "--validate-episodes", "1", "--device", "cpu"]
+    assert module.main(folder, tmp_path / "run", few) == 0
+    for name in ("recall.png", "memory.png"):
+        with Image.open(tmp_path / "run" / name) as image:
+            assert image.width > 8 * 16 * 2
 
 
 def test_malloc_and_free(tmp_path: Path):

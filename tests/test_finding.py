@@ -1,6 +1,7 @@
 """`find`: what was written is found from a damaged piece, what was not is none of it."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -85,14 +86,34 @@ def test_blocks_are_decoded_once(digits: Kpp, glyphs: torch.Tensor, monkeypatch)
         digits.decoder, "forward", lambda *args: calls.append(len(args[0][0])) or decode(*args)
     )
     digits.recall(memory, glyphs[:1], steps=4)
-    assert calls == [5, 1, 1, 1, 1]
+    assert calls == [5]
     digits.familiarity(memory, glyphs[:1])
     assert calls.count(5) == 1
+
+
+def test_memories_made_from_one_another_decode_what_is_new(
+    digits: Kpp, glyphs: torch.Tensor, monkeypatch
+):
+    memory, calls = digits.write(glyphs[:5]), []
+    decode = digits.decoder.forward
+    monkeypatch.setattr(
+        digits.decoder, "forward", lambda *args: calls.append(len(args[0][0])) or decode(*args)
+    )
+    digits.get(memory)
+    more = digits.append(memory, glyphs[5:7])
+    less = more.free(1)
+    for one, expected in ((more, [0, 1, 2, 3, 4, 5, 6]), (less, [0, 2, 3, 4, 5, 6])):
+        anew = digits.likelihood.mean(decode(digits.read(one, handles=expected).mean))[0]
+        torch.testing.assert_close(digits.get(one), anew, rtol=1e-4, atol=1e-5)
+    assert calls == [5, 2]
+    digits.get(digits.append(less.free(0), glyphs[:1]))  # a cell taken again, or another
+    assert calls == [5, 2, 1]
 
 
 def test_what_is_kept_follows_memory_and_weights():
     model = tiny_model()
     memory = model.write(torch.bernoulli(torch.full((3, 1, 8, 8), 0.4)))
+    memory = replace(memory, writer=None)  # or other weights refuse it
     first = decode_held(model, memory)[1].clone()
     assert torch.equal(decode_held(model, memory)[1], first)
     for weight in model.decoder.parameters():

@@ -412,7 +412,7 @@ def test_a_call_that_cannot_work_is_an_error_that_gives_the_value(
 
 def test_grey_pixels_may_be_trained_on_but_not_scored(model: KppPaper, draw: Draw):
     grey = 0.5 * draw(model.config, 4)
-    with pytest.raises(UserError, match="binarize"):
+    with pytest.raises(UserError, match="kanerva.prepare"):
         model.elbo(grey)
     assert model.train().elbo(grey).loss.isfinite()
 

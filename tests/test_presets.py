@@ -60,17 +60,34 @@ def test_every_model_has_a_run_on_every_data_set(name: str, model: str):
     assert run.variant == ("store" if model == "kpp" else None)
 
 
+def test_your_own_images_have_a_size_for_a_cpu():
+    full, small = preset("images"), preset("images", size="small")
+    assert preset("images", size="full") == full
+    images = [run.steps * run.batch * run.episode_length for run in (full, small)]
+    assert 20 * images[1] < images[0] and kpp(small).encoder.width < kpp(full).encoder.width
+    on_cpu = peek(["--preset", "images", "--device", "cpu"])
+    assert named_preset("images", on_cpu, {}) == small
+    asked = peek(["--preset", "images", "--device", "cpu", "--size", "full"])
+    assert named_preset("images", asked, {}) == full
+    for name, model in (("mnist", "kpp"), ("images", "kpp-paper")):
+        with pytest.raises(UserError, match="size=small"):
+            preset(name, model, size="small")
+    with pytest.raises(UserError, match="there are small, full"):
+        preset("images", size="huge")
+
+
 def test_images_of_another_size_have_the_settings_of_that_size():
     small, large, wide = (preset("images", image=(3, *s)) for s in ((32, 32), (64, 64), (32, 64)))
     assert small == preset("images") and kpp(small).memory.outline
     for run in (large, wide):
         assert not kpp(run).memory.outline and run.batch == 2
     assert large == replace(preset("mazes"), preset="images", data=small.data)
-    asked, nothing = peek(["--preset", "images", "--image", "[3, 64, 64]"]), peek([])
+    full = ["--size", "full"]  # not what fits the device
+    asked, nothing = peek(["--preset", "images", "--image", "[3, 64, 64]", *full]), peek(full)
     assert named_preset("images", asked, {}) == large
     assert named_preset("images", nothing, {"image": [3, 64, 64]}) == large
     for wrong in ("[3, 64", "64", "[3, 64]", "[3, 64, x]"):  # for the full parser to refuse
-        assert named_preset("images", peek(["--image", wrong]), {}) == small
+        assert named_preset("images", peek(["--image", wrong, *full]), {}) == small
 
 
 def test_the_printed_model_is_as_printed():

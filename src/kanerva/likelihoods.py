@@ -76,8 +76,8 @@ class Bernoulli(Likelihood):
         bad = images[~((images == 0) | (images == 1))]
         if len(bad):
             raise UserError(
-                f"a Bernoulli likelihood scores pixels that are 0 or 1, got {bad[0].item()}; "
-                "binarize grey ones first (kanerva.data.binarize)"
+                f"this model takes pixels that are 0 or 1, got {bad[0].item()}: "
+                "kanerva.prepare(images, model) makes grey ones so"
             )
 
     def pixel_log_prob(self, output: DecoderOutput, images: Episode) -> PerPixel:
@@ -116,8 +116,8 @@ class LogisticMixture(Likelihood):
         good = (images >= 0) & (images <= 1) & ((levels - levels.round()).abs() <= 1e-2)
         if not good.all():
             raise UserError(
-                "a discretized mixture of logistics scores 8-bit pixels: floats k/255 on [0, 1], "
-                f"got {images[~good][0].item()}"
+                "this model takes 8-bit pixels, floats k/255 on [0, 1], got "
+                f"{images[~good][0].item()}: kanerva.prepare(images, model) makes them so"
             )
 
     def _split(

@@ -1,11 +1,12 @@
 """Grids of images as PNG, with the rows named."""
 
 import io
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
@@ -14,6 +15,7 @@ from kanerva.plain_files import reason, write_whole
 
 _FRAME, _PAPER, _RULE, _INK = 2, (255, 255, 255), (208, 208, 208), (40, 40, 40)
 Pictures = Float[Tensor, "_ C H W"]
+Shown = Shaped[Tensor, "..."]  # one image, images, or steps of them
 
 MODEL_COLOURS = {  # a model has one colour, in every picture
     "kpp": "#1b6ca8",
@@ -59,6 +61,33 @@ def sheet(parts: list[tuple[str, Pictures]], columns: int, scale: int = 2) -> Im
         canvas.paste(picture, (margin, top + line))
         top += picture.height + line + margin
     return canvas
+
+
+def show(
+    images: Shown | Mapping[str, Shown] | None = None,
+    *,
+    columns: int | None = None,
+    scale: int = 2,
+    **rows: Shown,
+) -> Image.Image:
+    """Images on [0, 1] as one picture, which a notebook draws: `show(images)`, or with the rows
+    named, `show(written=images, recalled=recalled[-1])`. An image (C, H, W), images (T, C, H, W),
+    or steps of recall (S, T, C, H, W), a row for each."""
+    named = dict(images) if isinstance(images, Mapping) else {} if images is None else {"": images}
+    parts: list[tuple[str, Pictures]] = []
+    for name, found in (named | rows).items():
+        tensor = torch.as_tensor(found)
+        if tensor.ndim not in (3, 4, 5) or tensor.shape[-3] not in (1, 3) or 0 in tensor.shape:
+            raise UserError(
+                f"show takes images (C, H, W), (T, C, H, W) or (S, T, C, H, W), grey or in "
+                f"colour; got {tuple(tensor.shape)}"
+            )
+        steps = list(tensor) if tensor.ndim == 5 else [tensor.reshape(-1, *tensor.shape[-3:])]
+        labels = [f"{name} step {n + 1}".strip() for n in range(len(steps))]
+        parts += zip(labels if len(steps) > 1 else [name], steps, strict=True)
+    if not parts:
+        raise UserError("nothing to show: give images, or rows by name")
+    return sheet(parts, columns or min(16, max(len(row) for _, row in parts)), scale)
 
 
 def stacked(pictures: list[Image.Image]) -> Image.Image:

@@ -6,15 +6,24 @@ pixels decide.
 """
 
 from dataclasses import fields, is_dataclass, replace
+from difflib import get_close_matches
 from typing import Any, TypeVar
 
-from kanerva.config import DataConfig, ModelConfig, OptimConfig, RunConfig, model_config
+from kanerva.config import (
+    DataConfig,
+    KppDecoderConfig,
+    ModelConfig,
+    OptimConfig,
+    RunConfig,
+    model_config,
+)
 from kanerva.data.registry import DATASETS
 from kanerva.errors import UserError
 
 PRESETS = tuple(DATASETS)
 VARIANTS = ("store", "generate")
 SMALL = "glyphs"  # sized for two CPU cores: a run takes about three minutes
+OWN, SIZES = "images", ("small", "full")  # images of one's own, and how large a run
 _OURS = OptimConfig(
     optimiser="adamw", lr=2e-3, weight_decay=1e-2, warmup_epochs=1.0, clip=10.0, ema=0.999
 )
@@ -44,11 +53,18 @@ def preset(
     model: str = "kpp",
     variant: str | None = None,
     image: tuple[int, int, int] | None = None,
+    size: str | None = None,
 ) -> RunConfig:
     """The run that a data set, a model and one of its settings name, for images of the set's own
-    size or of another."""
+    size or of another. `size`: `full`, or `small`, for a CPU, where the images are your own."""
+    if size not in (None, *SIZES):
+        raise UserError(f"unknown size {size!r}; there are {', '.join(SIZES)}")
+    if size == "small" and (name != OWN or model != "kpp"):
+        raise UserError(f"size=small is for kpp on {OWN}, not for {model} on {name}")
     if name not in DATASETS:
-        raise UserError(f"unknown preset {name!r}; there are {', '.join(PRESETS)}")
+        near = get_close_matches(str(name), PRESETS, n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise UserError(f"unknown preset {name!r}; {hint}there are {', '.join(PRESETS)}")
     config = model_config(model)
     if model != "kpp" and variant is not None:
         raise UserError(f"{model} has no variants, got {variant!r}")
@@ -66,7 +82,8 @@ def preset(
     if name == SMALL:
         run = replace(run, steps=2000, validate_every=400, validate_episodes=128)
     if model == "kpp":
-        return generate(run) if variant == "generate" else store(run)
+        run = generate(run) if variant == "generate" else store(run)
+        return for_a_cpu(run) if size == "small" else run
     if model == "kpp-bits":
         return bits(run)
     if model == "kpp-empty":  # the networks of `store` and as many steps, nothing written
@@ -131,6 +148,25 @@ def store(run: RunConfig) -> RunConfig:
     large = max(run.model.image[1:]) > 32
     memory = {"noise": 0.003 if large else 0.0023, "outline": not large}
     return reshaped(run, memory=memory)
+
+
+def for_a_cpu(run: RunConfig) -> RunConfig:
+    """Minutes on two cores: narrow networks, pixels that do not see their neighbours, few steps
+    whose average forgets sooner."""
+    narrow = {
+        "encoder": {"width": 16},
+        "readout": {"prior_width": 16},
+        "decoder": {"base": 32, "neighbours": 0, "near_width": KppDecoderConfig.near_width},
+    }
+    return replace(
+        reshaped(run, **narrow),
+        optim=replace(run.optim, ema=0.98),
+        episode_length=8,
+        batch=4,
+        steps=400,  # of some hundred photographs more are learned by heart
+        validate_every=100,
+        validate_episodes=4,
+    )
 
 
 def generate(run: RunConfig) -> RunConfig:

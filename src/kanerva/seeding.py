@@ -9,6 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from kanerva.errors import UserError
+
 
 def derive_seed(*names: int | str) -> int:
     """A 63-bit seed from a path of names, as in `derive_seed(seed, "binarize", epoch)`."""
@@ -57,6 +59,10 @@ def _draw(
     noise: Noise,
     device: torch.device | str,
 ) -> Tensor:
+    if isinstance(noise, int):
+        raise UserError(
+            f"generator is a torch.Generator, such as torch.Generator().manual_seed({noise})"
+        )
     if not isinstance(noise, Share):
         return draw(shape, generator=noise, device=device)
     count = shape[0]

@@ -30,7 +30,7 @@ VERBS = {
     "store": "keep images in one file, find them from damaged pieces, forget them",
     "compare": "evaluation records side by side",
     "reproduce": "one table or figure of the paper, as record and picture",
-    "bench": "images/s, time by part, share of the chip; agreement; time to a bound",
+    "bench": "images/s, time by part, share of the chip; agreement; time to a bound; latency",
     "data": "list the data sets, or fetch one",
 }
 EXTRAS = {  # packages that not every installation has
@@ -96,7 +96,7 @@ def run_verb(words: list[str]) -> int:
         parser.print_help()  # there was no verb at all
         return 2
     subparsers[verb].check_flags(words[1:])
-    options = parser.parse_args(words)
+    options = parser.parse_args([verb, *subparsers[verb].words_first(words[1:])])
     return module.run(options[verb].as_dict(), words[1:])
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from kanerva.training.step import Form
 
-Measurement = Literal["throughput", "agreement", "quality"]
+Measurement = Literal["throughput", "agreement", "quality", "latency"]
 Options = dict[str, Any]
 Row = dict[str, Any]  # of a record
 STEPS = {"cuda": 30, "cpu": 3}  # of a window
@@ -42,8 +42,8 @@ def make_parser(words: list[str]) -> Parser:
     parser = Parser(
         "Measure speed. throughput: images/s, time by part, share of the chip's matrix rate. "
         "agreement: whether eager, compiled and captured steps compute the same. quality: seconds "
-        "until a bound. Options with several values take them joined by commas, and every "
-        "combination is measured."
+        "until a bound. latency: one call of each verb of a shipped model. Options with several "
+        "values take them joined by commas, and every combination is measured."
     )
     parser.add_option("what", type=Measurement, nargs="?", default="throughput")
     parser.add_option("--preset", type=str, default="mnist", help="one or several")
@@ -56,7 +56,8 @@ def make_parser(words: list[str]) -> Parser:
     parser.add_option("--rows", type=str | None, help=rows)
     parser.add_option("--capacity", type=str | None, help="cells of a memory (kpp)")
     parser.add_option("--precision", type=str | None, help="one or several (GPU: bf16-mixed)")
-    parser.add_option("--steps", type=int | None, help="steps of a window (30), or to compare")
+    parser.add_option("--steps", type=int | None, help="steps, calls of a window, or to compare")
+    parser.add_option("--held", type=str, default="32,1024", help="latency: one or several")
     parser.add_option("--until", type=float | None, help="quality: nats to reach (the paper's)")
     parser.add_option("--every", type=int, default=100, help="quality: steps between scores")
     parser.add_option("--note", type=str, default="", help="quality: a note beside the figure")
@@ -176,7 +177,32 @@ def bound_to_reach(options: Options, preset_name: str) -> float:
     return KANERVA_PP[preset_name]
 
 
+def measure_latency(options: Options, device: "torch.device", config: RunConfig) -> list[Row]:
+    """With 32 images held and with 1,024, or `--held`."""
+    import torch
+
+    from kanerva.data.splits import fixed_episodes, load_split
+    from kanerva.lab.benchmark.latency import latency
+    from kanerva.models.kpp import Kpp
+    from kanerva.models.loading import load
+
+    model = load(config.preset, device=device)
+    if not isinstance(model, Kpp):
+        raise UserError(f"bench latency measures models with blocks, not {model.config.name}")
+    split = load_split(config, "test", get_data_root(options))
+    episodes = fixed_episodes(config, split, device)
+    counts = [number or 0 for number in parse_numbers(options, "held")]
+    count = -(-(max(counts) + 1) // config.episode_length)
+    if count > len(episodes):
+        raise UserError(f"--held {max(counts)}: {config.preset} has {len(split)} test images")
+    images = episodes.batch(0, count).images.flatten(0, 1)
+    calls, threads = options["steps"] or 10, torch.get_num_threads()
+    rows = [row for held in counts for row in latency(model, images, held, calls=calls)]
+    return [row | {"threads": threads} for row in rows]
+
+
 MEASURES = {
+    "latency": measure_latency,
     "throughput": measure_throughput,
     "agreement": measure_agreement,
     "quality": measure_quality,

@@ -47,4 +47,7 @@ def run(options: dict[str, Any], words: list[str]) -> int:
         made = model.generate(memory, num, near=(key, spread), **how)
         parts.append((f"keys around one, standard deviation {spread:g}", made))
     save_picture(sheet(parts, columns=16), options, "generate.png")
+    if model.replays:
+        print("this model replays: random keys give back what is held, or an unwritten image; for")
+        print("new images like those train with --variant generate")
     return 0

@@ -15,7 +15,7 @@ from kanerva.errors import UserError
 def make_parser(words: list[str]) -> Parser:
     description = "Draw a memory: its map, and what was written where it lies."
     parser = make_picture_parser("memory", description)
-    parser.add_option("--free", type=list[int], default=[], help="free these handles first")
+    parser.add_option("--free", type=list[int], default=[], help="free these first: 3, or 3,4")
     return parser
 
 

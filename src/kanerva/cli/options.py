@@ -1,5 +1,7 @@
 """The parser that every verb uses, and options that several verbs share."""
 
+import itertools
+import re
 from argparse import ArgumentError, ArgumentTypeError
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -41,6 +43,21 @@ class Parser(ArgumentParser):
             if flag.startswith("--") and flag != "--" and flag not in self.flags:
                 raise self.unknown_flag(flag)
 
+    def words_first(self, words: list[str]) -> list[str]:
+        """The same command with flags after its other words, of which there may be many: argparse
+        takes those of a list in one place only."""
+        switches = {f for a in self._actions if a.nargs == 0 for f in a.option_strings}
+        plain, flagged, rest = list[str](), list[str](), iter(words)
+        for word in rest:
+            if word == "--":
+                return [*plain, *flagged, word, *rest]
+            if not word.startswith("-") or word == "-":
+                plain.append(word)
+            else:
+                alone = "=" in word or word in switches
+                flagged += [word] if alone else [word, *itertools.islice(rest, 1)]
+        return [*plain, *flagged]
+
     @property
     def flags(self) -> list[str]:
         return [flag for action in self._actions for flag in action.option_strings]
@@ -64,7 +81,7 @@ def describe_argument_error(error: object, message: str) -> str:
     """The flag, then what is wrong with it."""
     if isinstance(error, ArgumentError) and error.argument_name is not None:
         return f"{error.argument_name}: {error.message}"
-    return message
+    return re.sub(r"(required: )\w+\.", r"\1", message)  # without the verb
 
 
 def spell_flag(word: str) -> str:
@@ -96,6 +113,8 @@ def parse_word(word: Any, hint: Any) -> Any:
         return None if word == "null" else word
     if str in kinds or get_origin(hint) is Literal:
         return word
+    if get_origin(hint) is list and not word.startswith("["):
+        word = f"[{word}]"  # 3, and 3,4
     try:
         return parse_yaml(word)
     except Exception:  # of every kind: no YAML, so a word

@@ -1,6 +1,6 @@
 """`kanerva recall`: write images, then read them back from noisy or partial cues."""
 
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from kanerva.cli.episode import (
     load_model_and_images,
@@ -11,6 +11,13 @@ from kanerva.cli.episode import (
 )
 from kanerva.cli.options import Parser, require_at_least
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kanerva.memory.heap import Memory
+    from kanerva.models.kpp import Kpp
+
+FEW = 8  # cues, each of which gets a line
 Cue = Literal[  # the keys of kanerva.evaluation.noise.CUES, which imports torch
     "salt_pepper", "speckle", "poisson", "lower_half_hidden", "clean"
 ]
@@ -40,9 +47,42 @@ def run(options: dict[str, Any], words: list[str]) -> int:
     if options["save_memory"]:
         memory.save(options["save_memory"])
     shown, errors = read_back(model, memory, images, options["cue"], options)
+    answers: list[str] = []
+    if model.has_blocks:
+        shown, answers = answer(cast("Kpp", model), memory, images, options, shown)
     asked = "asked for" if options["memory"] else "written"
     save_picture(sheet([(asked, images), *shown], min(len(images), 16)), options, "recall.png")
+    for line in answers:
+        print(line)
     at = {0: "cue"} | {step: f"step {step}" for step in (1, options["steps"])}
     said = ", ".join(f"{name} {errors[step]:.4f}" for step, name in at.items())
     print(f"mean squared pixel error against what was {asked}: {said}")
     return 0
+
+
+def answer(
+    model: "Kpp",
+    memory: "Memory",
+    images: "Tensor",
+    options: dict[str, Any],
+    shown: "list[tuple[str, Tensor]]",
+) -> "tuple[list[tuple[str, Tensor]], list[str]]":
+    """The same pictures, blank where a cue is not held; and what each cue shows, how surely."""
+    import torch
+
+    from kanerva.evaluation.noise import observed
+
+    label, cue = shown[0]
+    found = model.find(memory, cue, observed=observed(options["cue"], images))
+    assert isinstance(found, list)
+    absent = [hits.none > 0.5 for hits in found]
+    lines = []
+    for number, hits in enumerate(found if len(found) <= FEW else []):
+        says = f"not held (probability {hits.none:.3f})"
+        if not absent[number]:
+            says = f"handle {hits[0].id} (probability {hits[0].probability:.3f})"
+        lines.append(f"cue {number}: {says}")
+    lines.append(f"{len(cue) - sum(absent)} of {len(cue)} cues found, {sum(absent)} not held")
+    blank = torch.tensor(absent, device=cue.device)[:, None, None, None]
+    pictures = [(name, picture.masked_fill(blank, 0.5)) for name, picture in shown[1:]]
+    return [(label, cue), *pictures], lines

@@ -10,7 +10,7 @@ import sys
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, get_type_hints
 
 import docstring_parser
 
@@ -35,10 +35,14 @@ from kanerva.config import (
     unknown_option,
 )
 from kanerva.errors import UserError
-from kanerva.presets import preset
+from kanerva.presets import OWN, preset
+
+if TYPE_CHECKING:
+    import torch
 
 EXIT = {"finished": 0, "minutes": 0, "SIGINT": 130, "SIGTERM": 143}
-NOT_CONFIG = ("run", "resume", "minutes", "config", "data_root", "device")
+NOT_CONFIG = ("run", "resume", "minutes", "config", "data_root", "device", "size")
+LONG = 100  # steps, from which on a CPU an estimate comes first
 HELP_PRESET = "mnist"  # whose defaults --help shows unless it names one
 
 
@@ -58,6 +62,8 @@ class TrainParser(Parser):
         self.add_option("--minutes", type=float | None, help="stop and save after so long")
         self.add_option("--config", type=str | None, help="YAML file of the options below")
         self.add_device_options()
+        size = "of a run on images: small takes minutes on a CPU, and is chosen there"
+        self.add_option("--size", type=Literal["small", "full"] | None, help=size)
         self.add_option("--model", type=str, help=f"one of {', '.join(MODEL_CONFIGS)}")
         self.add_config(RunConfig)
         self.add_config(model)
@@ -148,6 +154,7 @@ def run(options: dict[str, Any], words: list[str]) -> int:
         minutes=options["minutes"],
         data_root=get_data_root(options),
         accelerator=choose_device(options),
+        before=None if resume else lambda device: announce(config, device, options["size"]),
     )
     if first:
         best = outcome.best_nll
@@ -158,13 +165,32 @@ def run(options: dict[str, Any], words: list[str]) -> int:
     return EXIT[outcome.reason]
 
 
+def announce(config: RunConfig, device: "torch.device", size: str | None) -> None:
+    """What will be trained and about how long it takes, where that is long: on a CPU."""
+    if device.type != "cpu" or config.steps < LONG:
+        return
+    import torch
+
+    from kanerva.training.estimate import seconds_left, spell_time
+
+    sizes = "x".join(map(str, config.model.image))
+    chosen = config.preset == OWN and config.model.name == "kpp" and size is None
+    why = ", --size small as there is no GPU" if chosen else ""
+    took = spell_time(seconds_left(config, device))
+    print(
+        f"{config.preset}{why}: {config.steps} steps of {config.batch} x {config.episode_length} "
+        f"images {sizes}, about {took} here ({torch.get_num_threads()} threads)",
+        file=sys.stderr,
+    )
+
+
 # Where options start from
 
 
 def peek(words: list[str]) -> argparse.Namespace:
     """Read the few flags that decide which options there are."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    for name in ("preset", "model", "variant", "image", "seed", "config"):
+    for name in ("preset", "model", "variant", "image", "seed", "config", "size", "device"):
         parser.add_argument(f"--{name}", type=Converter(str | None))
     parser.add_argument("--run", "--run-folder", dest="run")
     parser.add_argument("--resume", action="store_true")
@@ -224,7 +250,14 @@ def named_preset(name: str, asked: argparse.Namespace, content: dict[str, Any]) 
     model = asked.model or content.get("model") or "kpp"
     variant = asked.variant or content.get("variant")
     image = parse_image(asked.image) or parse_image(content.get("image"))
-    return preset(name, str(model), variant, image)
+    return preset(name, str(model), variant, image, choose_size(name, str(model), asked))
+
+
+def choose_size(name: str, model: str, asked: argparse.Namespace) -> str | None:
+    """`--size`, else what fits the device, where there is a choice."""
+    if asked.size is not None or asked.help or (name, model) != (OWN, "kpp"):
+        return asked.size
+    return "small" if choose_device({"device": asked.device or "auto"}) == "cpu" else "full"
 
 
 def parse_image(value: object) -> tuple[int, int, int] | None:

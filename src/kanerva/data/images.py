@@ -87,10 +87,10 @@ def load_images(
     for path in paths:
         if not os.path.exists(path):  # False for names that no system takes
             raise UserError(f"{path}: no such file or folder")
-        found = [file for _, file in image_files(path)] if path.is_dir() else [path]
-        if not found:
-            raise UserError(f"{path}: holds no images ({', '.join(sorted(SUFFIXES))})")
-        files += found
+        if path.is_dir():
+            files += _readable_files(path, image_shape[0])
+        else:
+            files.append(path)
     if not files:
         raise UserError("no images given: name image files or a folder of them")
     check_size(paths[0], len(files), image_shape)
@@ -108,6 +108,22 @@ def load_images(
                 raise UserError(f"{file}: {found} where {width} x {height} is needed: use --resize")
             pictures.append(fitted(picture, (height, width)))
     return torch.from_numpy(np.stack(pictures))
+
+
+def _readable_files(folder: Path, channels: int) -> list[Path]:
+    """All images in a folder; those that cannot be read are skipped and counted."""
+    found = image_files(folder)
+    if not found:
+        raise UserError(f"{folder}: holds no images ({', '.join(sorted(SUFFIXES))})")
+    problems: dict[str, str] = {}
+    for name, file in found:
+        try:
+            open_picture(file, channels)
+        except Unreadable as problem:
+            problems[name] = str(problem)
+    if note := skipped(folder, problems, len(found)):
+        warnings.warn(note, stacklevel=3)
+    return [file for name, file in found if name not in problems]
 
 
 def split_of(name: str) -> str:

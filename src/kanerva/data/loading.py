@@ -16,7 +16,7 @@ from kanerva.errors import UserError
 def data_root(explicit: Path | None = None) -> Path:
     """Where data are looked for and fetched to: as told, else `$KANERVA_DATA`, else the cache."""
     if explicit is not None:
-        return explicit.expanduser()
+        return Path(explicit).expanduser()
     chosen = os.environ.get("KANERVA_DATA")
     return Path(chosen).expanduser() if chosen else cache_dir()
 

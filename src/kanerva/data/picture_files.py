@@ -61,7 +61,7 @@ def open_picture(
                     raise Unreadable(f"{file.width} x {file.height} is too many pixels")
                 with _LARGE if pixels > 4_000_000 else nullcontext():
                     ImageOps.exif_transpose(file, in_place=True)
-                    return _flat(file, "L" if channels == 1 else "RGB")
+                    return flat(file, "L" if channels == 1 else "RGB")
     except (Unreadable, MemoryError):
         raise
     except Image.DecompressionBombError as error:
@@ -86,7 +86,7 @@ def channels_first(picture: "Picture") -> np.ndarray:
     return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1).copy()
 
 
-def _flat(picture: "Picture", mode: str) -> "Picture":
+def flat(picture: "Picture", mode: str) -> "Picture":
     """Grey (L) or RGB: 16-bit grey keeps its upper byte, what is transparent becomes white."""
     from PIL import Image
 

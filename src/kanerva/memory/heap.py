@@ -7,10 +7,11 @@ memory = memory.free(memory.handles[3])     # its cell is zeros, and free for ot
 A slot is a cell of the memory's grid. Saved as safetensors, never as a pickle.
 """
 
-import json
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -18,20 +19,17 @@ from PIL import Image
 from torch import Tensor
 
 from kanerva.errors import UserError
-from kanerva.files import FLOATS, read_tensors, require_tensor, write_tensors
+from kanerva.files import FLOATS, require_tensor
+from kanerva.inputs import as_device, as_handles, as_path
 from kanerva.memory.codec import BlockCodec
 from kanerva.memory.container import Container, read_container
 from kanerva.memory.detail import ALL, Detail, symbol_digest
-from kanerva.memory.grid import Grid, check_owners, lies_in_cells
+from kanerva.memory.float_file import SavedMemory
+from kanerva.memory.grid import Grid
 from kanerva.memory.map_picture import map_picture
-from kanerva.memory.quantise import pack, quantise, unpack
-from kanerva.plain_files import reason, shown, write_whole
+from kanerva.memory.quantise import quantise
+from kanerva.plain_files import reason, write_whole
 from kanerva.shapes import Blocks, Cells
-
-# 1: a float32 map, no slots. 2: with points and blocks of slots, which follow from the grid.
-_FORMAT, _OLDER = "kanerva-memory-3", ("kanerva-memory-1", "kanerva-memory-2")
-_STORED = (torch.float32, torch.bfloat16, torch.int8, torch.uint8)
-_SEALED = (_FORMAT, "kanerva-memory-2")  # the first had no digest yet
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +46,8 @@ class Memory:
     issued: int = 0
     detail: Detail | None = None  # where blocks are bits
     codec: BlockCodec | None = None
+    writer: str | None = None  # fingerprint of the model that wrote it, which alone can read it
+    kept: dict[str, Any] = field(default_factory=dict, repr=False)  # what readers worked out of it
 
     def __post_init__(self) -> None:
         if self.map.ndim not in (3, 4):
@@ -76,25 +76,30 @@ class Memory:
     def stack(cls, memories: "list[Memory]") -> "Memory":
         """Memories of one episode each as a batch."""
         maps = torch.stack([memory.map for memory in memories])
+        writers = {memory.writer for memory in memories if memory.writer is not None}
+        if len(writers) > 1:
+            raise UserError("these memories were written by different models")
+        writer = writers.pop() if writers else None
         owners = [memory.owners for memory in memories if memory.owners is not None]
         if len(owners) < len(memories):
-            return cls(maps)
+            return cls(maps, writer=writer)
         details = [memory.detail for memory in memories if memory.detail is not None]
         detail = Detail.join(details, torch.stack) if len(details) == len(memories) else None
         issued = max(memory.issued for memory in memories)
-        return cls(maps, torch.stack(owners), issued, detail, memories[0].codec)
+        return cls(maps, torch.stack(owners), issued, detail, memories[0].codec, writer)
 
     def as_batch(self) -> "Memory":
         """This memory as a batch of memories."""
         return self if self.is_batch else Memory.stack([self])
 
     def to(self, device: str | torch.device) -> "Memory":
-        return self._apply(lambda tensor: tensor.to(device))
+        there = as_device(device)
+        return self._apply(lambda tensor: tensor.to(there))
 
     def _apply(self, function: Callable[[Tensor], Tensor]) -> "Memory":
         owners = None if self.owners is None else function(self.owners)
         detail = None if self.detail is None else self.detail.apply(function)
-        return Memory(function(self.map), owners, self.issued, detail, self.codec)
+        return replace(self, map=function(self.map), owners=owners, detail=detail)
 
     # Slots
 
@@ -153,14 +158,20 @@ class Memory:
         known = handle if 0 <= handle < self.issued else self.issued  # a number that tensors hold
         found = (owners == known).nonzero()
         if len(found) == 0:
-            raise UserError(f"handle {handle} is not held: it was freed, or never given out")
+            raise UserError(_not_held(handle))
         return int(found[0, 0])
 
-    def slots_of(self, handles: Int[Tensor, "B T"]) -> Cells:
-        """The cells of handles, for a batch of memories."""
-        matches = self.require_slots()[:, None] == handles[..., None]  # (B, T, slots)
-        if not bool(matches.any(dim=-1).all()) or bool((handles < 0).any()):
-            raise UserError("a handle given is not held by this memory")
+    def slots_of(self, handles: object, number: int | None = None) -> Cells:
+        """The cells of handles, `number` of them for each memory of a batch."""
+        named, batch = as_handles(handles).to(self.map.device), self.as_batch()
+        count = len(batch.map)
+        shape = (count, named.numel() // count if number is None else number)
+        if named.numel() != shape[0] * shape[1]:
+            raise UserError(f"expected handles {shape}, one for each image; got {named.tolist()}")
+        matches = batch.require_slots()[:, None] == named.view(shape)[..., None]  # (B, T, slots)
+        lost = ~matches.any(dim=-1) | (named.view(shape) < 0)
+        if bool(lost.any()):
+            raise UserError(_not_held(int(named.view(shape)[lost][0])))
         return matches.int().argmax(dim=-1)
 
     def __repr__(self) -> str:
@@ -196,7 +207,7 @@ class Memory:
         if detail is not None and self.detail is not None:
             detail = self.detail.put(cells, detail)
         map = self.map + self.grid.paste(blocks, cells)
-        return Memory(map, owners, self.issued + length, detail, self.codec)
+        return replace(self, map=map, owners=owners, issued=self.issued + length, detail=detail)
 
     def free_cells(self, count: int) -> Cells:
         """The first `count` free cells of each memory of a batch."""
@@ -208,16 +219,14 @@ class Memory:
             )
         return held.int().argsort(dim=1, stable=True)[:, :count]
 
-    def free(self, *handles: int | list[int] | Int[Tensor, "*B T"]) -> "Memory":
+    def free(self, *handles: int | Sequence | Int[Tensor, "*B T"]) -> "Memory":
         """The memory without some blocks; the handles of all others stay as they are. For a batch
-        a tensor names handles of each memory, -1 none: what `read` found may be given as it is."""
-        if self.is_batch and len(handles) == 1 and isinstance(handles[0], Tensor):
-            return self._clear(self._named(handles[0]))
+        a tensor, or a list of lists, names handles of each memory, -1 none: what `read` found may
+        be given as it is."""
+        if self.is_batch and len(handles) == 1:
+            return self._clear(self._named(as_handles(handles[0]).to(self.map.device)))
         owners = self._require_one()
-        try:
-            named = [h for one in handles for h in torch.as_tensor(one).flatten().tolist()]
-        except (ValueError, RuntimeError, OverflowError) as error:  # numbers that no tensor holds
-            raise UserError(f"handles {shown(handles)} are not held") from error
+        named = [h for one in handles for h in as_handles(one).flatten().tolist()]
         if len(set(named)) != len(named):
             raise UserError(f"a handle is named twice: {named}")
         if not named:
@@ -230,14 +239,12 @@ class Memory:
         if handles.ndim != 2 or len(handles) != len(self.map):
             raise UserError(
                 f"a batch of {len(self.map)} memories takes handles ({len(self.map)}, number), got "
-                f"{tuple(handles.shape)}"
+                f"{tuple(handles.shape)}; or take one, memory[i]"
             )
         matches = self.require_slots()[:, None] == handles[..., None]  # (B, T, slots)
         lost = (handles != -1) & ~(matches.any(dim=-1) & (handles >= 0))
         if bool(lost.any()):
-            raise UserError(
-                f"handle {int(handles[lost][0])} is not held: it was freed, or never given out"
-            )
+            raise UserError(_not_held(int(handles[lost][0])))
         return (matches & (handles >= 0)[..., None]).any(dim=1)
 
     def _clear(self, gone: Bool[Tensor, "*B slots"]) -> "Memory":
@@ -297,13 +304,8 @@ class Memory:
         blocks are floats."""
         require_tensor({"map": self.map}, "map", f"cannot write {path}", FLOATS)
         if self.detail is not None:
-            return write_whole(Path(path), self.as_container().pack())
-        about = {"format": _FORMAT, "dtype": dtype, "shape": json.dumps(list(self.map.shape))}
-        tensors = pack(self.map, dtype)
-        if self.owners is not None:
-            tensors |= {"owners": self.owners}
-            about |= {"issued": json.dumps(self.issued)}
-        write_tensors(Path(path), tensors, about)
+            return write_whole(as_path(path), self.as_container().pack())
+        SavedMemory(self.map, self.owners, self.issued, self.writer).write(as_path(path), dtype)
 
     def as_container(self) -> Container:
         """A memory of bits as what its file holds."""
@@ -332,27 +334,12 @@ class Memory:
     def load(cls, path: str | Path, empty: "Memory | None" = None) -> "Memory":
         """Read what `save` wrote; a file that is no memory, or was altered, is refused. Bits are
         read by the model that wrote them: give an `empty` memory of its, `model.empty()`."""
-        if (content := read_container(Path(path))) is not None:
+        if (content := read_container(as_path(path))) is not None:
             if empty is None or empty.codec is None:
                 raise UserError(f"{path} holds bits: Memory.load(path, model.empty()) reads it")
             return empty._fill(Container.unpack(content, str(path)), str(path))
-        tensors, about = read_tensors(Path(path), lambda about: about.get("format") in _SEALED)
-        if about.get("format") not in (_FORMAT, *_OLDER) or "map" not in tensors:
-            raise UserError(f"{path} is not a saved memory (format {about.get('format')})")
-        try:
-            shape = json.loads(about.get("shape", json.dumps(list(tensors["map"].shape))))
-            require_tensor(tensors, "map", "it", _STORED)
-            map = unpack(tensors, about.get("dtype", "float32"), tuple(shape))
-            issued = json.loads(about.get("issued", "0"))
-            memory = cls(map, tensors.get("owners"), issued)
-            memory._check_file(tensors, tuple(shape))
-            old, batch = about.get("disjoint") == "false", memory.as_batch()
-            between = old and not lies_in_cells(batch.map, batch.require_slots(), tensors)
-        except (LookupError, ValueError, RuntimeError, TypeError) as error:
-            raise UserError(f"{path} is a damaged memory: {reason(error)}") from error
-        if between:
-            raise UserError(f"{path} holds blocks between cells: read it with kanerva 0.1")
-        return memory
+        saved = SavedMemory.read(as_path(path))
+        return cls(saved.map, saved.owners, saved.issued, writer=saved.writer)
 
     def _fill(self, saved: Container, name: str) -> "Memory":
         """This memory, which holds nothing, with what a file holds in its first cells."""
@@ -380,21 +367,25 @@ class Memory:
         owners[: len(gists)] = torch.tensor(saved.handles, dtype=owners.dtype, device=device)
         return replace(memory, owners=owners, issued=saved.issued)
 
-    def _check_file(self, tensors: dict[str, Tensor], shape: tuple[int, ...]) -> None:
-        """Refuse what `save` never writes: other types and shapes, numbers that are not finite, a
-        handle in two cells, or one that was not given out and would be given out again."""
-        require_tensor({"map": self.map}, "map", "it", [torch.float32], shape)
-        if "scale" in tensors:
-            require_tensor(tensors, "scale", "it", [torch.float32], (*shape[:-3], 1, 1, 1))
-        if type(self.issued) is not int or self.issued < 0:
-            raise UserError(f"{self.issued!r} handles were given out")
-        if self.owners is not None:
-            lead = (*shape[:-3], self.capacity)
-            owners = require_tensor(tensors, "owners", "it", [torch.int64], lead)
-            check_owners(owners, self.issued)
-            self.grid  # noqa: B018  refuses a number of cells that makes none
-
     def to_image(self, scale: int = 4) -> Image.Image:
         """The map as a picture (`map_picture`)."""
         maps = self.map if self.is_batch else self.map[None]
         return map_picture(maps, scale)
+
+    def _repr_png_(self) -> bytes:
+        """What a notebook shows."""
+        buffer = BytesIO()
+        self.to_image().save(buffer, format="PNG")
+        return buffer.getvalue()
+
+
+def _not_held(handle: int) -> str:
+    return f"handle {handle} is not held: it was freed, or never given out"
+
+
+def require_memory_object(memory: object) -> Memory:
+    if not isinstance(memory, Memory):
+        raise UserError(
+            f"expected a memory, as model.write(images) makes it; got {type(memory).__name__}"
+        )
+    return memory

@@ -74,7 +74,7 @@ class Placement(nn.Module, ABC):
         if length > self.grid.capacity:
             raise UserError(
                 f"the memory is full: its capacity is {self.grid.capacity} blocks, and it would "
-                f"have to hold {length}"
+                f"have to hold {length}: kanerva.load(NAME, capacity={length}) has room for more"
             )
 
     def _box(self, cells: Cells) -> tuple[Points, Points]:

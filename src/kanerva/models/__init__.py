@@ -4,6 +4,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from kanerva.config import ModelConfig, model_config
+from kanerva.errors import UserError
+from kanerva.plain_files import shown
 
 if TYPE_CHECKING:
     from kanerva.models.base import MemoryModel
@@ -32,4 +34,8 @@ def model_class(name: str) -> "type[MemoryModel]":
 
 def build(config: ModelConfig) -> "MemoryModel":
     """A fresh model of the class its config names."""
+    if not isinstance(config, ModelConfig):
+        raise UserError(
+            f"build takes a model's config, as kanerva.preset(NAME).model; got {shown(config)}"
+        )
     return model_class(config.name)(config)

@@ -1,10 +1,10 @@
 """What every model offers, and what each can do: verbs, capabilities, checks of what users pass."""
 
 import copy
-import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,30 +13,33 @@ from huggingface_hub import PyTorchModelHubMixin
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
-from kanerva.config import ModelConfig, to_dict
+from kanerva.config import ModelConfig
 from kanerva.distributions import ReadDistribution
 from kanerva.errors import UserError
-from kanerva.files import digest
+from kanerva.inputs import as_count, require_tensor_images
 from kanerva.likelihoods import make_likelihood
-from kanerva.memory.heap import Memory
+from kanerva.memory.heap import Memory, require_memory_object
 from kanerva.memory.quantise import bits, quantise
 from kanerva.models.checkpoint_io import CARD, load_pretrained, save_weights
+from kanerva.models.pixels import PixelFormat
 from kanerva.models.terms import ElboTerms
+from kanerva.models.weights import KnownWeights
 from kanerva.plain_files import reason, write_whole
 from kanerva.seeding import Noise, as_generator
 from kanerva.shapes import Episode, PerImage, Readout
 
 Images = Shaped[Tensor, "*B T C H W"]
-Observed = Float[Tensor, "*B T H W"]  # 1 where a pixel of a cue is visible, else 0
+Observed = Shaped[Tensor, "*B_T H W"]  # 1 where a pixel is visible; a mask, or one for each cue
 Near = tuple[Float[Tensor, "*key"], float]  # a key, and how far around it
-Handles = Int[Tensor, "*B T"] | list[int]
+Handles = Int[Tensor, "*B T"] | Sequence[int]
 LogWeights = Callable[[], PerImage]  # a log-weight of each image, of new latents at each call
+MOST_STEPS = 10  # of reading again, unless a caller says how many. ours
 MOST_NUMBERS = 2**26  # in the pixels of samples that are drawn together
 M = TypeVar("M", bound="MemoryModel")  # not Self: beartype checks methods one by one
 
 
 class MemoryModel(
-    nn.Module,
+    KnownWeights,
     PyTorchModelHubMixin,
     ABC,
     library_name="kanerva",
@@ -75,6 +78,19 @@ class MemoryModel(
         other = copy.copy(self)
         other.memory_dtype = dtype
         return other
+
+    def __repr__(self) -> str:
+        """A line; parts of the network, such as `model.decoder`, print as torch has them."""
+        about = f"{self.config.name}: images {self.pixels}"
+        if self.remembers:
+            about += f"; memory {'x'.join(map(str, self.memory_shape(0)))}"
+        weights = sum(weight.numel() for weight in self.parameters())
+        return f"{type(self).__name__}({about}; {weights:,} parameters, on {self.device})"
+
+    @property
+    def replays(self) -> bool:
+        """Whether `generate` mostly gives back what is held, not what is like it."""
+        return False
 
     # What a memory takes
 
@@ -121,7 +137,7 @@ class MemoryModel(
         memory: Memory,
         cue: Images,
         *,
-        steps: int = 10,
+        steps: int | None = None,
         sample: bool = False,
         observed: Observed | None = None,
         generator: Noise = None,
@@ -168,6 +184,10 @@ class MemoryModel(
         """Nats by which a memory knows an image, where a model can tell."""
         raise UserError(f"{self.config.name} cannot tell what its memory holds")
 
+    def get(self, memory: Memory, handles: Handles | None = None) -> Float[Tensor, "*B T C H W"]:
+        """Pictures of what is held, by handle, where a model has blocks."""
+        raise UserError(f"{self.config.name} writes its memory as a whole: there are no handles")
+
     def find(self, memory: Memory, cue: Shaped[Tensor, "*T C H W"], **options: Any) -> Any:
         """Which image held a cue shows, and how surely, where a model can tell: see `Kpp.find`."""
         raise UserError(f"{self.config.name} writes its memory as a whole: none can be told apart")
@@ -176,14 +196,17 @@ class MemoryModel(
         """The same weights with a memory of another size, where a model can."""
         raise UserError(f"{self.config.name} cannot be scored in a memory of another size")
 
+    def with_capacity(self: M, capacity: int) -> M:
+        """The same weights with room for more images, where a model has blocks."""
+        raise UserError(f"{self.config.name} writes its memory as a whole: it has no capacity")
+
     def fit_to_data(self, images: Images) -> None:
         """Before a first step: what a model takes from training images themselves, as a rule
         nothing."""
 
-    def fingerprint(self) -> str:
-        """Of weights and config: who reads a block must have those that wrote it."""
-        about = {"config": json.dumps(to_dict(self.config), sort_keys=True)}
-        return digest(self.state_dict(), about)
+    def signed(self, memory: Memory) -> Memory:
+        """A memory as one of this model's: no other reads it."""
+        return replace(memory, writer=self.fingerprint())
 
     # Training and scores
 
@@ -206,8 +229,7 @@ class MemoryModel(
     ) -> Float[Tensor, "samples *B T"]:
         """ln p(x, latents | M) - ln q(latents | X), draw by draw, M fixed: their log-mean-exp is
         IWAE's bound."""
-        if samples < 1:
-            raise UserError(f"samples must be at least 1, got {samples}")
+        as_count("samples", samples)
         draw = self.importance_sampler(self.as_pixels(images), generator)
         weights = torch.stack([draw() for _ in range(samples)])
         return weights if images.ndim == 5 else weights[:, 0]
@@ -227,32 +249,19 @@ class MemoryModel(
     def device(self) -> torch.device:
         return next(self.parameters()).device
 
+    @property
+    def pixels(self) -> PixelFormat:
+        """What images it writes and scores."""
+        return PixelFormat(self.config.image, self.config.likelihood == "bernoulli")
+
     def as_episodes(self, images: Images) -> Episode:
         """Check what a user passed and give it a batch dimension."""
-        if images.ndim not in (4, 5) or tuple(images.shape[-3:]) != self.config.image:
-            raise UserError(
-                f"expected images (T, C, H, W) or (B, T, C, H, W) with (C, H, W) = "
-                f"{self.config.image}, got {tuple(images.shape)}"
-            )
-        if 0 in images.shape[:-3]:
-            raise UserError("an episode needs at least one image, got none")
-        if images.dtype == torch.uint8:
-            if self.config.likelihood == "bernoulli":
-                raise UserError(
-                    "this model takes pixels that are 0 or 1 as floats, got uint8: "
-                    "kanerva.data.binarize, then kanerva.data.to_float"
-                )
-            images = images / 255
-        if not images.is_floating_point():
-            raise UserError(f"expected float images on [0, 1] or uint8, got {images.dtype}")
-        images = images.float()
-        steps = self.training and torch.is_grad_enabled()  # which skip such images by their loss
-        if not steps and not images.isfinite().all():
-            raise UserError("images hold numbers that are not finite")
-        return images if images.ndim == 5 else images[None]
+        steps = self.training and torch.is_grad_enabled()  # which skip bad images by their loss
+        return self.pixels.as_episodes(images, finite=not steps)
 
     def as_pixels(self, images: Images) -> Episode:
-        """An episode that is to be scored: outside training, only pixels p is a density of."""
+        """An episode that is to be written or scored: outside training, only pixels that p is a
+        density of."""
         episode = self.as_episodes(images)
         if not self.training:
             self.likelihood.check(episode)
@@ -260,11 +269,19 @@ class MemoryModel(
 
     def as_maps(self, memory: Memory, images: Images | None = None) -> Float[Tensor, "B Cm Hm Wm"]:
         """Check that a memory fits this model (and the images it is used with)."""
+        require_memory_object(memory)
+        if images is not None:
+            require_tensor_images(images)
         self.check_shape(tuple(memory.map.shape[-3:]))
         if memory.map.device != self.device:
             raise UserError(
                 f"the memory is on {memory.map.device}, the model on {self.device}: "
                 "memory.to(model.device)"
+            )
+        if not self.training and memory.writer not in (None, self.fingerprint()):
+            raise UserError(
+                "this memory was written by another model, or by other weights of this one: load "
+                "the one that wrote it"
             )
         if images is not None:
             mine = memory.map.shape[0] if memory.is_batch else None
@@ -285,6 +302,8 @@ class MemoryModel(
         self, memory: Memory, keys: Float[Tensor, "*B_T_key"]
     ) -> tuple[Float[Tensor, "B Cm Hm Wm"], Float[Tensor, "B T *key"]]:
         """A memory's map and keys that fit it, as batches; one episode's keys may be either."""
+        if not isinstance(keys, Tensor):
+            raise UserError(f"keys are a tensor (T, *{self.key_shape}), got {type(keys).__name__}")
         maps, shape = self.as_maps(memory), tuple(keys.shape)
         keys = keys if keys.ndim == 2 + len(self.key_shape) else keys[None]
         if keys.ndim < 2 or len(keys) != len(maps) or tuple(keys.shape[2:]) != self.key_shape:
@@ -299,28 +318,29 @@ class MemoryModel(
             return Memory(torch.zeros(self.memory_shape(0), device=self.device))
         if memory is None:
             raise UserError(f"{self.config.name} generates from a memory: write one first")
-        return memory
+        return require_memory_object(memory)
 
     def check_samples(self, num_samples: int, near: Near | None) -> None:
         """Refuse what `generate` cannot draw."""
-        if num_samples < 1:
-            raise UserError(f"num_samples must be at least 1, got {num_samples}")
+        as_count("num_samples", num_samples)
         if num_samples * math.prod(self.config.image) > MOST_NUMBERS:
             most = MOST_NUMBERS // math.prod(self.config.image)
             raise UserError(f"{num_samples} samples are too many at once: at most {max(most, 1)}")
         if near is not None and not self.has_keys:
             raise UserError(f"{self.config.name} has no keys: there is nothing to be near to")
+        pair = isinstance(near, tuple) and len(near) == 2 and isinstance(near[0], Tensor)
+        if near is not None and not pair:
+            raise UserError("near is a pair, such as (torch.zeros(model.key_shape), 0.1)")
         if near is not None and tuple(near[0].shape) != self.key_shape:
             raise UserError(f"a key here is {self.key_shape}, got {tuple(near[0].shape)}")
 
     def iterate_read(
-        self, memory: Memory, cue: Images, steps: int, read: Callable[[Episode], Episode]
+        self, memory: Memory, cue: Images, steps: int | None, read: Callable[[Episode], Episode]
     ) -> Float[Tensor, "S *B T C H W"]:
         """Iterative reading: `read` makes a picture of the last one, at first of the cue."""
-        if steps < 1:
-            raise UserError(f"steps must be at least 1, got {steps}")
+        count = as_count("steps", MOST_STEPS if steps is None else steps)
         picture, pictures = self.as_episodes(cue), []
-        for _ in range(steps):
+        for _ in range(count):
             picture = read(picture)
             pictures.append(picture if memory.is_batch else picture[0])
         return torch.stack(pictures)

@@ -5,8 +5,9 @@ images. Works for every placement.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
-from weakref import WeakKeyDictionary, ref
+from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Float, Int
@@ -14,11 +15,12 @@ from torch import Tensor
 
 from kanerva.distributions import as_normal
 from kanerva.errors import UserError
+from kanerva.inputs import as_count, as_mask
 from kanerva.memory.heap import Memory
-from kanerva.models.base import Images, Observed
+from kanerva.models.base import MOST_STEPS, Handles, Images, Observed
 from kanerva.models.terms import ElboTerms
 from kanerva.seeding import Noise
-from kanerva.shapes import Cells, DecoderOutput, FeatureMaps, PerImage, Points
+from kanerva.shapes import Cells, DecoderOutput, Episode, FeatureMaps, MemoryMap, PerImage, Points
 
 if TYPE_CHECKING:
     from kanerva.models.kpp import Kpp
@@ -27,28 +29,133 @@ CueScores = Float[Tensor, "B T slots"]  # ln p(cue | each cell's block), -inf wh
 
 
 Made = TypeVar("Made")
-_kept: WeakKeyDictionary[Any, tuple[ref, list[int], Any]] = WeakKeyDictionary()
+_kept: WeakKeyDictionary[Any, tuple[str, Any]] = WeakKeyDictionary()
 
 
 def keep(owner: object, model: "Kpp", make: Callable[[], Made]) -> Made:
-    """What `make` gives, kept while `owner` lives and neither it nor the weights change."""
-    tensors = [*model.parameters(), *([owner.map] if isinstance(owner, Memory) else [])]
-    versions = [0 if tensor.is_inference() else tensor._version for tensor in tensors]
-    found = _kept.get(owner)
-    if found is None or found[0]() is not model or found[1] != versions:
-        found = (ref(model), versions, make())
+    """What `make` gives, kept while `owner` lives and the model's weights stand."""
+    name, found = model.fingerprint(), _kept.get(owner)
+    if found is None or found[0] != name:
+        found = (name, make())
         _kept[owner] = found
-    return found[2]
+    return found[1]
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """What blocks of a memory decode to, and the map and the weights that it follows from."""
+
+    model: str  # fingerprint
+    map: Float[Tensor, "*B Cm Hm Wm"]
+    version: int  # of the map
+    cells: Int[Tensor, " held"]
+    output: DecoderOutput
+
+    def stands(self, model: "Kpp", like: Memory) -> bool:
+        """Whether this is of such a model, and of a map that was not written over since."""
+        same = self.map.shape == like.map.shape and self.map.device == like.map.device
+        return same and self.model == model.fingerprint() and self.version == _version(self.map)
+
+
+def _version(map: Float[Tensor, "*B Cm Hm Wm"]) -> int:
+    return 0 if map.is_inference() else map._version
 
 
 @torch.no_grad()
 def decode_held(model: "Kpp", memory: Memory) -> tuple[Int[Tensor, " cells"], DecoderOutput]:
     """The cells that hold something in some memory of a batch, and what their blocks decode to:
-    once, however often it is asked for."""
+    each once, however often it is asked for, also by memories that were made from this one."""
     held = memory.as_batch().require_slots() >= 0
     cells, maps = held.any(dim=0).nonzero()[:, 0], model.as_maps(memory)
+    last = memory.kept.get("decoded")
+    last = last if isinstance(last, Decoded) and last.stands(model, memory) else None
+    if last is not None and last.map is memory.map and torch.equal(last.cells, cells):
+        return cells, last.output
+    known = torch.zeros_like(cells, dtype=torch.bool)
+    if last is not None and len(last.cells) and model.config.memory.placement == "cells":
+        at = torch.searchsorted(last.cells, cells).clamp(max=len(last.cells) - 1)
+        before = last.map if memory.is_batch else last.map[None]
+        read, every = model.placement.grid.read, cells.expand(len(maps), -1)
+        same = (read(maps, every) == read(before, every)).flatten(2).all(dim=-1).all(dim=0)
+        known = same & (last.cells[at] == cells)
+    if last is None or not bool(known.any()):
+        output = _decode(model, maps, cells)
+    else:
+        output = last.output[:, at]  # pyright: ignore[reportPossiblyUnboundVariable]
+        if not bool(known.all()):
+            output[:, ~known] = _decode(model, maps, cells[~known])
+    made = Decoded(model.fingerprint(), memory.map, _version(memory.map), cells, output)
+    memory.kept["decoded"] = made
+    return cells, output
+
+
+def _decode(model: "Kpp", maps: MemoryMap, cells: Int[Tensor, " n"]) -> DecoderOutput:
     keys = _keys_of(model, cells.expand(len(maps), -1))
-    return cells, keep(memory, model, lambda: model.decoder(model.read_maps(maps, keys).mean))
+    return model.decoder(model.read_maps(maps, keys).mean)
+
+
+@torch.no_grad()
+def get(model: "Kpp", memory: Memory, handles: Handles | None) -> Float[Tensor, "*B T C H W"]:
+    """See `Kpp.get`."""
+    model.as_maps(memory)
+    where = memory.slots_of(memory.handles if handles is None else handles)
+    cells, output = decode_held(model, memory)
+    pictures = _at(model.likelihood.mean(output), cells, where)
+    return pictures if memory.is_batch else pictures[0]
+
+
+@torch.no_grad()
+def recall_means(
+    model: "Kpp", memory: Memory, cue: Images, steps: int | None, observed: Observed | None
+) -> Float[Tensor, "S *B T C H W"]:
+    """The picture of the block that explains a cue best, then of the one that explains that
+    picture best, and so on. From where two steps choose the same blocks all do."""
+    model.as_maps(memory, cue)
+    most = as_count("steps", MOST_STEPS if steps is None else steps)
+    picture = model.as_episodes(cue)
+    chosen: list[Cells] = []
+    if not bool((memory.require_slots() >= 0).any()):
+        raise UserError("this memory holds nothing that could be recalled: write images first")
+    cells, output = decode_held(model, memory)
+    means = model.likelihood.mean(output)
+    while len(chosen) < most:
+        shown = picture if cue.ndim == 5 else picture[0]
+        scores = model.score_cues(memory, shown, observed=observed if not chosen else None)
+        best = scores.argmax(dim=-1)
+        if chosen and torch.equal(best, chosen[-1]):
+            break
+        chosen.append(best)
+        picture = _at(means, cells, best)
+    chosen += chosen[-1:] * (most - len(chosen) if steps is not None else 0)
+    pictures = torch.stack([_at(means, cells, best) for best in chosen])
+    return pictures if memory.is_batch else pictures[:, 0]
+
+
+@torch.no_grad()
+def recall_samples(
+    model: "Kpp",
+    memory: Memory,
+    cue: Images,
+    steps: int | None,
+    observed: Observed | None,
+    generator: Noise,
+) -> Float[Tensor, "S *B T C H W"]:
+    """The same, with keys and readouts drawn at each step."""
+    maps, masks = model.as_maps(memory, cue), [observed]
+
+    def read(picture: Episode) -> Episode:
+        shown, mask = picture if cue.ndim == 5 else picture[0], masks.pop() if masks else None
+        best = model.score_cues(memory, shown, observed=mask).argmax(dim=-1)
+        prior = model.read_maps(maps, model.keys_at(memory, best).sample(generator))
+        return model.likelihood.mean(model.decoder(prior.sample(generator)))
+
+    return model.iterate_read(memory, cue, steps, read)
+
+
+def _at(values: Float[Tensor, "B held *rest"], cells: Int[Tensor, " held"], where: Cells) -> Tensor:
+    """Values of some cells, where those of `cells`, in their order, are known."""
+    rows = torch.arange(len(where), device=where.device)[:, None]
+    return values[rows, torch.searchsorted(cells, where)]
 
 
 @torch.no_grad()
@@ -72,7 +179,7 @@ def score_cues(model: "Kpp", memory: Memory, cue: Images, observed: Observed | N
 @torch.no_grad()
 def familiarity(model: "Kpp", memory: Memory, images: Images) -> PerImage:
     """ln p(x | the block whose sketch is nearest) less what an empty cell gives, both at means."""
-    episode = model.as_episodes(images)
+    episode = model.as_pixels(images)
     best = score_cues(model, memory, images, None).argmax(dim=-1)
     maps, owners = model.as_maps(memory), memory.as_batch().require_slots()
     known = model.log_likelihood(model.read_maps(maps, _keys_of(model, best)).mean, episode)
@@ -113,9 +220,11 @@ def _keys_of(model: "Kpp", cells: Cells) -> Points:
 
 
 def _check_mask(observed: Observed, cue: Images) -> Float[Tensor, "B T H W"]:
-    if observed.shape != (*cue.shape[:-3], *cue.shape[-2:]):
+    shape, mask = (*cue.shape[:-3], *cue.shape[-2:]), as_mask(observed).to(cue.device)
+    if mask.shape not in (shape, shape[-2:]):
         raise UserError(
-            f"observed says 1 or 0 for each pixel of each cue, {tuple(cue.shape)} without "
-            f"its channels; got {tuple(observed.shape)}"
+            f"observed says 1 or 0 for each pixel: {tuple(shape[-2:])}, or for each cue {shape}; "
+            f"got {tuple(mask.shape)}"
         )
-    return observed if observed.ndim == 4 else observed[None]
+    mask = mask.expand(shape)
+    return mask if mask.ndim == 4 else mask[None]

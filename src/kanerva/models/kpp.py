@@ -25,23 +25,30 @@ from kanerva.config import KppConfig, ModelConfig
 from kanerva.decoder import fit_outlines
 from kanerva.distributions import DiagonalNormal, KeyPosterior
 from kanerva.errors import UserError
-from kanerva.memory.channels import Noise as ChannelNoise
-from kanerva.memory.heap import Memory
+from kanerva.inputs import as_count
+from kanerva.memory.grid import Grid
+from kanerva.memory.heap import Memory, require_memory_object
 from kanerva.memory.placement import locality_loss, make_placement
-from kanerva.memory.search import Hits
 from kanerva.memory.writers import BlockWriter
-from kanerva.models.base import Handles, Images, Observed, all_but_one
-from kanerva.models.content import CueScores, familiarity, score_cues, terms_by_content
-from kanerva.models.finding import Cues, Visible, find
+from kanerva.models.base import Handles, Images, all_but_one
+from kanerva.models.content import terms_by_content
 from kanerva.models.kpp_networks import KppNetworks
+from kanerva.models.retrieval import Retrieval
 from kanerva.models.terms import ElboTerms
 from kanerva.readout import SpatialPrior
 from kanerva.seeding import Noise, normal
-from kanerva.shapes import Blocks, Cells, Episode, FeatureMaps, MemoryMap, PerImage, Points
+from kanerva.shapes import Blocks, Cells, Episode, FeatureMaps, MemoryMap, Points
 
 
-class Kpp(KppNetworks):
-    """Block allocation, placed keys, a residual posterior and a spatial readout."""
+class Kpp(Retrieval, KppNetworks):  # pyright: ignore[reportIncompatibleMethodOverride]
+    """Block allocation, placed keys, a residual posterior and a spatial readout.
+
+    Images are (T, C, H, W) or (B, T, C, H, W), of the pixels that `model.pixels` names, on [0, 1];
+    `kanerva.prepare` makes them. Pictures that come back are expected pixels on [0, 1].
+
+        write append get recall find familiarity generate      what is done with a memory
+        elbo left_out permuted log_weights                      what it is worth, in nats
+    """
 
     has_blocks = True
     reconstructed = "read at their own places in memory"
@@ -64,6 +71,11 @@ class Kpp(KppNetworks):
     def key_shape(self) -> tuple[int, ...]:
         return (2,)
 
+    @property
+    def replays(self) -> bool:
+        """A key reads one cell, whole: what is written there, or nothing."""
+        return self.config.memory.placement == "cells" and not self.has_code
+
     def memory_shape(self, length: int) -> tuple[int, int, int]:
         return self.config.memory.shape
 
@@ -75,8 +87,8 @@ class Kpp(KppNetworks):
 
     @torch.no_grad()
     def write(self, images: Images, *, generator: Noise = None) -> Memory:
-        """A new memory that holds these images, handles 0 to T - 1."""
-        episode = self.as_episodes(images)
+        """A new memory that holds these images (`model.pixels`), handles 0 to T - 1."""
+        episode = self.as_pixels(images)
         features = self.encoder(episode)
         batch, length = features.shape[:2]
         proposal = self.placement.propose(features)
@@ -87,21 +99,19 @@ class Kpp(KppNetworks):
 
     @torch.no_grad()
     def append(self, memory: Memory, images: Images, *, generator: Noise = None) -> Memory:
-        """Write more images of one episode into free cells: only they are encoded, only their
-        cells change. The cost does not depend on how many are held."""
-        if images.ndim != 4:
-            raise UserError(f"append takes the images of one episode, got {tuple(images.shape)}")
+        """Write more images into free cells of a memory, or of each of a batch: only they are
+        encoded, only their cells change. The cost does not depend on how many are held."""
         self.as_maps(memory, images)
-        self.placement.require_room(len(memory) + len(images))
-        episode = self.as_episodes(images)
+        episode, batch = self.as_pixels(images), memory.as_batch()
+        most = int((batch.require_slots() >= 0).sum(dim=1).max())
+        self.placement.require_room(most + episode.shape[1])
         features = self.encoder(episode)
-        batch = Memory.stack([memory])
-        for t in range(len(images)):  # one after another: each sees what the last one took
+        for t in range(episode.shape[1]):  # one after another: each sees what the last one took
             one = features[:, t : t + 1]
             proposal, held = self.placement.propose(one), batch.require_slots() >= 0
             cells = self.placement.find_free(proposal, held, 1, generator)
             batch = self.malloc(batch, episode[:, t : t + 1], one, cells, generator)
-        return batch[0]
+        return batch if memory.is_batch else replace(batch[0], kept=memory.kept)
 
     def malloc(
         self,
@@ -121,7 +131,7 @@ class Kpp(KppNetworks):
 
     def _empty(self, batch: int) -> Memory:
         config = self.config.memory
-        return Memory.empty(config.shape, config.capacity, batch, self.device)
+        return self.signed(Memory.empty(config.shape, config.capacity, batch, self.device))
 
     def blocks(self, episode: Episode, features: FeatureMaps, generator: Noise = None) -> Blocks:
         """Each sample's block; with noise while training."""
@@ -179,8 +189,7 @@ class Kpp(KppNetworks):
         episode = self.as_pixels(images)
         features, maps = self.encoder(episode), self.as_maps(memory, images)
         if handles is not None:
-            at = torch.as_tensor(handles, device=self.device).view(-1, images.shape[-4])
-            keys = self.keys_at(memory, memory.as_batch().slots_of(at))
+            keys = self.keys_at(memory, memory.slots_of(handles, images.shape[-4]))
             terms = self.terms(episode, features, maps, keys, sample=sample, generator=generator)
         else:
             terms = terms_by_content(self, images, features, memory, sample, generator)
@@ -239,7 +248,7 @@ class Kpp(KppNetworks):
         unwritten = torch.zeros(features.shape[:2], dtype=torch.bool, device=features.device)
         return self.placement.posterior(cells, unwritten, (~held).sum(dim=1).float())
 
-    # Read, find, recall
+    # Read; find, get, recall and familiarity are in retrieval.py
 
     def read(
         self,
@@ -254,74 +263,8 @@ class Kpp(KppNetworks):
         if keys is not None:
             return self.read_maps(*self.check_keys(memory, keys))
         maps = self.as_maps(memory)
-        at = torch.as_tensor(handles, device=self.device).view(len(maps), -1)
-        cells = memory.as_batch().slots_of(at)
+        cells = memory.slots_of(handles)
         return SpatialPrior(self.readout, self.placement.grid.read(maps, cells))
-
-    def score_cues(
-        self, memory: Memory, cue: Images, *, observed: Observed | None = None
-    ) -> CueScores:
-        """ln p(cue | block) of every block held, on `observed` pixels only (1 or 0 for each) where
-        part of a cue is hidden; -inf where a cell is free."""
-        return score_cues(self, memory, cue, observed)
-
-    def find(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self,
-        memory: Memory,
-        cue: Cues,
-        *,
-        observed: Visible | None = None,
-        noise: ChannelNoise = None,
-        shifts: int = 0,
-        k: int = 5,
-        prior_none: float = 0.5,
-    ) -> Hits | list[Hits]:
-        """The `k` images held that a cue (C, H, W) most likely shows, with probabilities, and
-        `.none`: that it shows none of what is held. A batch of cues gives a list.
-
-        `observed` says which pixels (H, W) are seen; without it any may be hidden, showing 0.
-        `noise` is "none", "salt_pepper", "gaussian", or None where it is not known; its strength
-        is integrated over. The cue may be moved by up to `shifts` pixels.
-        """
-        return find(self, memory, cue, observed, noise, shifts, k, prior_none)
-
-    @torch.no_grad()
-    def recall(
-        self,
-        memory: Memory,
-        cue: Images,
-        *,
-        steps: int = 10,
-        sample: bool = False,
-        observed: Observed | None = None,
-        generator: Noise = None,
-    ) -> Float[Tensor, "S *B T C H W"]:
-        """Hold M; find the block that explains the picture best, read it, decode, and again.
-
-        `observed` hides pixels of the cue, in the first step. `sample=True` draws the key from
-        q(y|.) and the readout from p(z|M, y) at each step; else both are taken at their means.
-        """
-        maps, masks = self.as_maps(memory, cue), [observed]
-
-        def read(picture: Episode) -> Episode:
-            mask = masks.pop() if masks else None
-            scores = self.score_cues(
-                memory, picture if cue.ndim == 5 else picture[0], observed=mask
-            )
-            keys = self.keys_at(memory, scores.argmax(dim=-1))
-            prior = self.read_maps(maps, keys.sample(generator) if sample else keys.mean)
-            readout = prior.sample(generator) if sample else prior.mean
-            return self.likelihood.mean(self.decoder(readout))
-
-        return self.iterate_read(memory, cue, steps, read)
-
-    def familiarity(self, memory: Memory, images: Images) -> PerImage:
-        """How much better the best block held explains an image than no block does: nats.
-
-        Large for what was written, smaller for what was not (below zero on binary sets). Both at
-        means: a score, not a bound.
-        """
-        return familiarity(self, memory, images)
 
     @torch.no_grad()
     def reconstruct(self, images: Images) -> Float[Tensor, "*B T C H W"]:
@@ -335,13 +278,25 @@ class Kpp(KppNetworks):
 
     def as_maps(self, memory: Memory, images: Images | None = None) -> MemoryMap:
         """Check that a memory fits this model: its map, and its cells."""
-        maps = super().as_maps(memory, images)
-        if memory.owners is not None and memory.capacity != self.config.memory.capacity:
+        has_cells = require_memory_object(memory).owners is not None
+        if has_cells and memory.capacity != self.config.memory.capacity:
             raise UserError(
                 f"this model's memories have {self.config.memory.capacity} cells, got one of "
                 f"{memory.capacity}"
             )
-        return maps
+        return super().as_maps(memory, images)
+
+    def with_capacity(self, capacity: int) -> "Kpp":
+        """The same weights with memories for at least so many images: as many cells as fill a
+        square of such blocks."""
+        wanted, (height, width) = as_count("capacity", capacity), self.placement.grid.block
+        for rows in range(1, wanted + height * width + 1):
+            size, columns = rows * height, rows * height // width
+            count = rows * columns
+            if count >= wanted and size == columns * width and Grid(count, size).rows == rows:
+                memory = replace(self.config.memory, size=size, capacity=count)
+                return self.resized(replace(self.config, memory=memory))
+        raise UserError(f"no grid of blocks {height} x {width} has {wanted} cells or a few more")
 
     def resized(self, config: ModelConfig) -> "Kpp":
         """The same weights with a memory of another size: blocks stay as they are, so any grid of

@@ -252,8 +252,7 @@ class KppBits(Kpp):
         self.as_maps(memory, images)
         batch = memory.as_batch()
         if handles is not None:
-            at = torch.as_tensor(handles, device=self.device).view(-1, images.shape[-4])
-            terms = self._terms_at(batch, batch.slots_of(at), episode)
+            terms = self._terms_at(batch, batch.slots_of(handles, images.shape[-4]), episode)
         else:
             best = self.score_cues(memory, images).argmax(dim=-1)
             held, new = self._terms_at(batch, best, episode), self._terms_new(batch, episode)

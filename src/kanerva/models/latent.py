@@ -198,16 +198,16 @@ class LatentModel(MemoryModel):
         """Embed the episode, write M: one pass."""
         if not self.remembers:
             raise UserError(f"{self.config.name} has no memory: nothing can be written")
-        episode = self.as_episodes(images)
+        episode = self.as_pixels(images)
         maps, _ = self.write_episode(episode, self.encoder(episode), generator=generator)
-        return Memory(maps if images.ndim == 5 else maps[0])
+        return self.signed(Memory(maps if images.ndim == 5 else maps[0]))
 
     def empty(self, batch: int | None = None) -> Memory:
         """A memory of zeros."""
         if not self.remembers:
             raise UserError(f"{self.config.name} has no memory: there is no empty one")
         lead = () if batch is None else (batch,)
-        return Memory(torch.zeros(*lead, *self.memory_shape(0), device=self.device))
+        return self.signed(Memory(torch.zeros(*lead, *self.memory_shape(0), device=self.device)))
 
     def read(
         self,
@@ -237,10 +237,12 @@ class LatentModel(MemoryModel):
         sample_pixels: bool = False,
         generator: Noise = None,
     ) -> Float[Tensor, "*B T C H W"]:
-        """Draw keys from their prior, read, draw a readout, decode its expected pixels.
+        """Draw keys from their prior, read, draw a readout, decode its expected pixels on [0, 1].
+        A model that `replays` gives back what is held; `--variant generate` trains one that does
+        not.
 
         `near=(key, spread)` draws keys around one instead: y + spread * noise (§4.1.1).
-        `sample_pixels=True` draws pixels too.
+        `sample_pixels=True` draws pixels too: 0 or 1, or levels k/255.
         """
         memory = self.require_memory(memory)
         self.check_samples(num_samples, near)
@@ -275,7 +277,7 @@ class LatentModel(MemoryModel):
         memory: Memory,
         cue: Images,
         *,
-        steps: int = 10,
+        steps: int | None = None,
         sample: bool = False,
         observed: Observed | None = None,
         generator: Noise = None,

@@ -2,15 +2,21 @@
 
 import os
 import re
+from difflib import get_close_matches
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal, overload
 
 import torch
 
 from kanerva.errors import UserError
+from kanerva.inputs import as_device, as_path
 from kanerva.models import model_class
 from kanerva.models.base import MemoryModel
 from kanerva.models.checkpoint_io import CONFIG, WEIGHTS, hub_file, read_config
 from kanerva.plain_files import file_digest, read_json
+
+if TYPE_CHECKING:
+    from kanerva.models.kpp import Kpp
 
 PRETRAINED = Path(__file__).parents[1] / "pretrained"  # a folder for each model that ships
 
@@ -69,18 +75,50 @@ def check_shipped(folder: Path) -> None:
             raise UserError(f"{folder / file} was altered: install kanerva again")
 
 
-def load(name: str | Path, *, device: str | torch.device = "cpu") -> MemoryModel:
+def _hint(path: Path) -> str:
+    """What may have been meant by a folder that is not there."""
+    near = get_close_matches(path.name, shipped(), n=1)
+    if near and len(path.parts) == 1:
+        hint = f"did you mean {near[0]}?"
+    else:
+        hint = "`kanerva train` makes one, `make demo` makes runs/demo"
+    return f"{hint}; shipped models: {', '.join(shipped())}"
+
+
+@overload
+def load(
+    name: Literal["glyphs", "mnist", "omniglot"],
+    *,
+    device: str | torch.device = "cpu",
+    capacity: int | None = None,
+) -> "Kpp": ...
+
+
+@overload
+def load(
+    name: str | Path, *, device: str | torch.device = "cpu", capacity: int | None = None
+) -> MemoryModel: ...
+
+
+def load(
+    name: str | Path, *, device: str | torch.device = "cpu", capacity: int | None = None
+) -> MemoryModel:
     """A trained model, ready to evaluate: the name of one that ships with the package, a run
-    folder, a checkpoint folder or a Hub id."""
-    ours = shipped_folder(name)
-    path = Path(name) if ours is None else ours
+    folder, a checkpoint folder or a Hub id. `capacity`: with memories for at least so many images,
+    where it has blocks; weights serve any size."""
+    model = _load(name, as_device(device))
+    return model if capacity is None else model.with_capacity(capacity)
+
+
+def _load(name: str | Path, device: torch.device) -> MemoryModel:
+    path, ours = as_path(name), shipped_folder(name)
+    path = path if ours is None else ours
     if ours is not None:
         check_shipped(ours)
     local = len(path.parts) != 2 or path.parts[0] == "runs" or os.path.isdir(path.parent)
     if local:  # a Hub id is owner/name
         if not os.path.isdir(path):
-            ships = "" if len(path.parts) > 1 else f"; shipped models: {', '.join(shipped())}"
-            raise UserError(f"no run folder at {path} (looked in {Path.cwd()}){ships}"[:1000])
+            raise UserError(f"no run folder at {path} (looked in {Path.cwd()}); {_hint(path)}")
         folder = checkpoint_folder(path)
         model = model_class(read_config(folder / CONFIG).name)
         return model.from_pretrained(folder, map_location=device)

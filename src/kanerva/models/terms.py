@@ -18,12 +18,12 @@ class ElboTerms:
 
     @property
     def elbo(self) -> PerImage:
-        """Higher is better: a lower bound on ln p(x|M)."""
+        """A lower bound on ln p(x|M): minus `nll_nats`."""
         return self.log_likelihood - self.readout_kl - self.key_kl
 
     @property
     def nll_nats(self) -> PerImage:
-        """Lower is better: an upper bound on -ln p(x|M)."""
+        """An upper bound on -ln p(x|M), in nats for each image: lower is better."""
         return -self.elbo
 
     @property

@@ -10,6 +10,7 @@ writes. How many there are changes rounding and nothing else, so a run may go on
 
 import math
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,11 +67,13 @@ def train(
     until: float | None = None,
     data_root: Path | None = None,
     accelerator: str = "auto",
+    before: Callable[[torch.device], None] | None = None,
 ) -> Outcome:
     """Train until the schedule ends, the validation bound passes below `until`, `minutes` pass or
     a signal comes; saves before it goes.
 
-    Everything that can be wrong with the input is found before anything is written.
+    Everything that can be wrong with the input is found before anything is written, and before
+    `before` is called, once, where a message may be printed.
     """
     deadline = math.inf if minutes is None else time.monotonic() + 60 * minutes
     goal = -math.inf if until is None else until
@@ -90,6 +93,8 @@ def train(
         there = resume and (run / "checkpoints").is_dir()
         on_rank_zero(fabric, lambda: lock() if there else None)  # before the first write
         on_rank_zero(fabric, lambda: check_run(run, config, resume))
+        if before is not None and fabric.global_rank == 0:
+            before(fabric.device)
         trainer = Trainer(config, run, fabric, episodes, validation, resume)
         on_rank_zero(fabric, lambda: make_run(run, resume))
         on_rank_zero(fabric, lambda: None if there else lock())

@@ -97,7 +97,7 @@ def measurement(
 def read_measurement(path: Path) -> dict[str, Any]:
     """A record as it was filed."""
     record = read_json(path)
-    kinds = ("throughput", "agreement", "quality")
+    kinds = ("throughput", "agreement", "quality", "latency")
     if not isinstance(record, dict) or record.get("kind") not in kinds:
         raise UserError(f"{path} is no record of kanerva bench")
     return record

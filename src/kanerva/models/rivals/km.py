@@ -109,7 +109,7 @@ class MatrixMachine(LatentModel):
     def empty(self, batch: int | None = None) -> Memory:
         """What nothing was written to: the prior's mean R0."""
         maps = self.prior(batch or 1).mean[:, None].detach().clone()
-        return Memory(maps[0] if batch is None else maps)
+        return self.signed(Memory(maps[0] if batch is None else maps))
 
     def memory_kl(self, images: Images, *, generator: Noise = None) -> PerImage:
         """KL[q(M | X) || p(M)] / T, the same for each image of an episode. No noise is drawn."""

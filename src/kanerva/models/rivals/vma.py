@@ -19,6 +19,8 @@ scale; q(z | x, m) is residual, in units of p(z | m); the decoder sees z and a p
 template's embedding, and gives one map more by which the template's own pixels pass.
 """
 
+from dataclasses import replace
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -153,18 +155,18 @@ class VariationalMemoryAddressing(TemplateModel):
 
     def write(self, images: Images, *, generator: Noise = None) -> Memory:
         """Keep the images, pixel for pixel."""
-        maps = self.as_episodes(images).flatten(1, 2)
-        return Memory(maps if images.ndim == 5 else maps[0])
+        maps = self.as_pixels(images).flatten(1, 2)
+        return self.signed(Memory(maps if images.ndim == 5 else maps[0]))
 
     def append(self, memory: Memory, images: Images, *, generator: Noise = None) -> Memory:
         """More templates behind those there are."""
-        maps = torch.cat([self.as_maps(memory, images), self.as_episodes(images).flatten(1, 2)], 1)
-        return Memory(maps if memory.is_batch else maps[0])
+        maps = torch.cat([self.as_maps(memory, images), self.as_pixels(images).flatten(1, 2)], 1)
+        return replace(memory, map=maps if memory.is_batch else maps[0])
 
     def empty(self, batch: int | None = None) -> Memory:
         """One template of zeros: a choice needs something to choose."""
         lead = () if batch is None else (batch,)
-        return Memory(torch.zeros(*lead, *self.memory_shape(1), device=self.device))
+        return self.signed(Memory(torch.zeros(*lead, *self.memory_shape(1), device=self.device)))
 
     @torch.no_grad()
     def generate(
@@ -197,7 +199,7 @@ class VariationalMemoryAddressing(TemplateModel):
         memory: Memory,
         cue: Images,
         *,
-        steps: int = 10,
+        steps: int | None = None,
         sample: bool = False,
         observed: Observed | None = None,
         generator: Noise = None,
