@@ -7,6 +7,7 @@ from kanerva.errors import UserError
 from kanerva.memory.channels import (
     Channel,
     Seen,
+    possible_boxes,
     possible_channels,
     possible_masks,
     possible_shifts,
@@ -107,17 +108,16 @@ def test_channels_are_those_that_fit_what_is_told():
 def test_masks_are_blank_bands():
     cue = torch.zeros(1, 6, 6)
     cue[0, 1:3, 2] = 1  # rows 1 and 2, column 2
-    masks, chances = possible_masks(cue, None)
+    boxes = possible_boxes(cue)
+    masks, chances = possible_masks(cue, None, boxes)
     assert float(chances.sum()) == pytest.approx(1)
     below = torch.arange(6)[:, None].expand(6, 6) <= 2
     box = torch.zeros(6, 6, dtype=torch.bool)
     box[1:3, 2] = True
     for expected in (torch.ones(6, 6, dtype=torch.bool), below, box):
         assert bool((masks == expected).all(dim=(1, 2)).any())
-    assert torch.equal(possible_masks(cue, box)[0], box[None])
-    assert (
-        len(possible_masks(torch.zeros(1, 6, 6), None)[0]) == 1
-    )  # nothing says where it is hidden
+    assert torch.equal(possible_masks(cue, box, {})[0], box[None])
+    assert possible_boxes(torch.zeros(1, 6, 6)) == {(0, 6, 0, 6): 1.0}  # nothing says where
 
 
 def test_shifts_go_every_way_and_wrap_what_leaves():

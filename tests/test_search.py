@@ -8,15 +8,9 @@ import torch.nn.functional as F
 
 from kanerva.errors import UserError
 from kanerva.memory.channels import Channel, Picture
-from kanerva.memory.search import (
-    Candidates,
-    Cue,
-    Hits,
-    Pictures,
-    search,
-    to_levels,
-    to_logits,
-)
+from kanerva.memory.evidence import Cue, Pictures, log_evidence, to_levels, to_logits
+from kanerva.memory.ranking import Candidates, Features
+from kanerva.memory.search import Held, Hits, search
 
 SHAPE = (1, 8, 8)
 
@@ -29,15 +23,15 @@ def random_pictures(count: int, seed: int = 0) -> Pictures:
 def find(pictures: Pictures, cue: Picture, log_none: float = -1e4, **options) -> Hits:
     of = {name: options.pop(name, default) for name, default in OPTIONS.items()}
     one = Cue.of(cue, of["observed"], of["noise"], of["shifts"], pictures.binary)
-    return search(
-        one,
+    features = Features(pictures.features, tuple(pictures.levels.shape[1:]))
+    held = Held(
         len(pictures),
-        lambda cues, count: Candidates.rank(cues, pictures.features, count),
+        lambda cues, count: Candidates.rank(cues, features, count),
         lambda rows: pictures[rows],
-        lambda guess: log_none,
+        lambda cues, guesses: [log_none] * len(cues),
         lambda rows: [(r + 100, lambda r=r: pictures.means[r], "") for r in rows],
-        **options,
     )
+    return search([one], held, **options)[0]
 
 
 OPTIONS = {"observed": None, "noise": None, "shifts": 0}
@@ -95,6 +89,35 @@ def test_unknown_strength_is_averaged_over():
     prior = torch.tensor([c.chance for c in unknown.channels])
     expected = (each + (prior / prior.sum()).log()[:, None]).logsumexp(0)
     torch.testing.assert_close(unknown.log_evidence(pictures), expected)
+
+
+def test_queries_for_every_mask_are_one_product_and_sums_over_bands():
+    pictures = random_pictures(300)
+    cues = []
+    for rows, columns in (
+        (slice(2, 5), slice(0, 8)),
+        (slice(0, 8), slice(0, 8)),
+        (slice(1, 4),) * 2,
+    ):
+        cue = torch.zeros(SHAPE)
+        cue[:, rows, columns] = pictures.means[4].round()[:, rows, columns]
+        cue[:, rows.start, columns.start] = cue[:, rows.stop - 1, columns.stop - 1] = 1
+        cues.append(Cue.of(cue, None, None, 0, True))
+    quick = Candidates.rank(cues, Features(pictures.features, SHAPE), 20)
+    for cue, one in zip(cues, quick, strict=True):
+        best = (cue.queries()[:, 0] @ pictures.features.T).topk(20).indices.unique()
+        assert cue.has_bands and torch.equal(one.rows, best)
+
+
+def test_many_cues_score_as_each_alone():
+    pictures, owner = random_pictures(600), torch.arange(600) % 3
+    cues = [Cue.of(pictures.means[n].round() * (n > 1), None, None, 0, True) for n in range(3)]
+    together = log_evidence(cues, pictures, owner)
+    soft = pictures.blurred(owner)
+    for n, cue in enumerate(cues):
+        mine = pictures[owner.eq(n).nonzero()[:, 0]]
+        torch.testing.assert_close(together[owner == n], cue.log_evidence(mine))
+        assert torch.equal(soft.levels[owner == n], mine.blurred().levels)
 
 
 def test_probabilities_follow_from_bayes_rule():

@@ -26,6 +26,7 @@ from kanerva.errors import UserError
 
 Picture = Float[Tensor, "C H W"]
 Mask = Bool[Tensor, "H W"]
+Box = tuple[int, int, int, int]  # first row, row after the last, the same of columns
 
 # Grids of strengths. ours
 HIDDEN = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9)
@@ -166,27 +167,35 @@ class Seen:
         return (ratio / ratio.abs().max().clamp(min=1e-6))[self.codes]
 
 
-def possible_masks(
-    cue: Picture, observed: Mask | None
-) -> tuple[Bool[Tensor, "masks H W"], Float[Tensor, " masks"]]:
-    """Which pixels may have been visible, and how likely that is a priori: those told; else all,
-    or all but the blank band at one edge, or what lies within all four of them."""
-    whole = torch.ones_like(cue[0], dtype=torch.bool)
+def possible_boxes(cue: Picture) -> dict[Box, float]:
+    """What may have been visible where it is not given, and how likely a priori: everything, or
+    all but the blank band at one edge, or what lies within all four of them; that comes last."""
+    height, width = cue.shape[1:]
     ink = (cue != 0).any(dim=0)
-    if observed is not None or not bool(ink.any()):
-        return (whole if observed is None else observed)[None], cue.new_ones(1)
-    bands = []
-    for axis in (0, 1):
-        marked = ink.any(dim=1 - axis).long()
-        first = int(marked.argmax())
-        last = len(marked) - 1 - int(marked.flip(0).argmax())
-        places = torch.arange(len(marked), device=cue.device)
-        places = places[:, None] if axis == 0 else places[None]
-        bands += [whole & (places >= first), whole & (places <= last)]
-    masks = torch.stack([whole, *bands, bands[0] & bands[1] & bands[2] & bands[3]])
-    found, which = masks.unique(dim=0, return_inverse=True)
-    chances = cue.new_tensor(MASKS)
-    return found, cue.new_zeros(len(found)).index_add(0, which, chances)
+    rows, columns = (ink.any(dim=axis).nonzero()[:, 0].tolist() for axis in (1, 0))
+    whole = (0, height, 0, width)
+    if not rows:
+        return {whole: 1.0}
+    top, bottom, left, right = rows[0], rows[-1] + 1, columns[0], columns[-1] + 1
+    bands = [(top, height, 0, width), (0, bottom, 0, width)]
+    bands += [(0, height, left, width), (0, height, 0, right)]
+    chances: dict[Box, float] = {}
+    for box, chance in zip([whole, *bands, (top, bottom, left, right)], MASKS, strict=True):
+        chances[box] = chances.get(box, 0.0) + chance
+    return chances
+
+
+def possible_masks(
+    cue: Picture, observed: Mask | None, boxes: dict[Box, float]
+) -> tuple[Bool[Tensor, "masks H W"], Float[Tensor, " masks"]]:
+    """Which pixels may have been visible, and how likely that is a priori: those given, or one of
+    some boxes."""
+    if observed is not None:
+        return observed[None], cue.new_ones(1)
+    masks = torch.zeros(len(boxes), *cue.shape[1:], dtype=torch.bool, device=cue.device)
+    for mask, (top, bottom, left, right) in zip(masks, boxes, strict=True):
+        mask[top:bottom, left:right] = True
+    return masks, cue.new_tensor(list(boxes.values()))
 
 
 def possible_shifts(shifts: int) -> list[tuple[int, int]]:

@@ -10,6 +10,7 @@ import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -109,17 +110,24 @@ class Database:
 
     def rows(self, ids: Sequence[int]) -> list[Row]:
         """Codec, block and payload of ids that are held, in their order."""
-        found: dict[int, Row] = {}
+        return self._select("codec, block, payload", ids)
+
+    def payloads(self, ids: Sequence[int]) -> list[str]:
+        """Payloads alone."""
+        return [payload.decode() for (payload,) in self._select("payload", ids)]
+
+    def _select(self, columns: str, ids: Sequence[int]) -> list[Any]:
+        found: dict[int, Any] = {}
         with self._plain_errors():
             for start in range(0, len(ids), 500):
                 part = [int(id) for id in ids[start : start + 500]]
                 marks = ",".join("?" * len(part))
                 answer = self._db.execute(
-                    f"SELECT id, codec, block, payload FROM items WHERE id IN ({marks}) "
+                    f"SELECT id, {columns} FROM items WHERE id IN ({marks}) "
                     f"AND id NOT IN (SELECT id FROM freed)",
                     part,
                 )
-                found |= {row[0]: (row[1], row[2], row[3]) for row in answer.fetchall()}
+                found |= {row[0]: row[1:] for row in answer.fetchall()}
         for id in ids:
             if id not in found:
                 raise UserError(f"{self.path} does not hold id {id}: it was freed, or never given")

@@ -15,7 +15,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from kanerva.memory.search import Candidates, Cue, Pictures
+from kanerva.memory.evidence import Cue, Pictures
+from kanerva.memory.ranking import Candidates, Features
 
 EXACT = 50_000  # pictures. ours
 _TRAIN, _CHUNK = 20_000, 8192
@@ -24,11 +25,16 @@ _TRAIN, _CHUNK = 20_000, 8192
 class Index:
     """Over rows 0 .. n - 1, row r being id r + 1; rows that were freed are never given back."""
 
-    def __init__(self, path: Path, fetch: Callable[[np.ndarray], Pictures]) -> None:
-        """`path` of the codes' file; `fetch` gives the pictures of ids."""
-        self.path, self._fetch = path, fetch
+    def __init__(
+        self,
+        path: Path,
+        image: tuple[int, int, int],
+        fetch: Callable[[np.ndarray], Pictures],
+    ) -> None:
+        """`path` of the codes' file; `fetch` gives the pictures of ids, each an `image`."""
+        self.path, self._image, self._fetch = path, image, fetch
         self._ids = np.zeros(0, dtype=np.int64)
-        self._features: torch.Tensor | None = None
+        self._features: Features | None = None
         self._fast: Any = None  # faiss has no types
         self._codes: Any = None
 
@@ -46,15 +52,15 @@ class Index:
     @property
     def bytes(self) -> int:
         """In memory."""
-        exact = 0 if self._features is None else self._features.numel() * 4
+        exact = 0 if self._features is None else self._features.vectors.numel() * 4
         return exact if self._fast is None else self._fast.ntotal * self._fast.code_size
 
     def _update_exact(self, ids: np.ndarray) -> None:
         kept, new = np.isin(self._ids, ids), ids[~np.isin(ids, self._ids)]
-        parts = [] if self._features is None else [self._features[torch.from_numpy(kept)]]
+        parts = [] if self._features is None else [self._features.vectors[torch.from_numpy(kept)]]
         for start in range(0, len(new), _CHUNK):
             parts.append(self._fetch(new[start : start + _CHUNK]).features)
-        self._features = torch.cat(parts) if parts else None
+        self._features = Features(torch.cat(parts), self._image) if parts else None
 
     def _update_codes(self, last: int) -> None:
         import faiss

@@ -10,7 +10,7 @@ it. Beside the file lie caches that are made from it: pictures, and for large st
 """
 
 import mmap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,8 @@ from tqdm import tqdm
 
 from kanerva.errors import UserError
 from kanerva.memory.channels import Noise, Picture
-from kanerva.memory.search import Candidates, Cue, Hits, Pictures, search, search_all
+from kanerva.memory.evidence import Pictures
+from kanerva.memory.search import Held, Hits, Named, search
 from kanerva.models.base import Images, MemoryModel
 from kanerva.models.finding import Cues, Visible, as_cues, decode_blocks, log_none
 from kanerva.models.kpp import Kpp
@@ -75,7 +76,7 @@ class Store:
                 f"open it with them, not with {name}"
             )
         self._levels = LevelsFile(self._beside("levels"), int(np.prod(image)), seal)
-        self._index = Index(self._beside("index"), self._pictures)
+        self._index = Index(self._beside("index"), image, self._pictures)
         self._ids, self._freed, self._version = np.zeros(0, dtype=np.int64), set[int](), None
         self._sync()
 
@@ -154,31 +155,21 @@ class Store:
         """The `k` images held that a cue most likely shows, and `.none`: see `Kpp.find`."""
         self._sync()
         self._index.update(self._ids, int(self._ids[-1]) if len(self._ids) else 0)
-        cues = as_cues(self.model, cue, observed, noise, shifts)
-
-        def one(cue: Cue, first: Candidates | None) -> Hits:
-            return self._find(cue, first, k, prior_none)
-
-        hits = search_all(cues, len(self._ids), self._index.rank, one)
-        return hits if cue.ndim == 4 else hits[0]
-
-    def _find(self, cue: Cue, first: Candidates | None, k: int, prior_none: float) -> Hits:
-        def name(rows: list[int]) -> list[tuple[int, Callable[[], Picture], str]]:
-            ids = self._ids[rows].tolist()
-            texts = self.payloads(ids)
-            return [(id, partial(self._picture, id), t) for id, t in zip(ids, texts, strict=True)]
-
-        return search(
-            cue,
+        held = Held(
             len(self._ids),
             self._index.rank,
             lambda rows: self._pictures(self._ids[rows.numpy()]),
-            lambda guess: log_none(self.model, cue, guess),
-            name,
-            first=first,
-            k=k,
-            prior_none=prior_none,
+            partial(log_none, self.model),
+            self._name,
         )
+        cues = as_cues(self.model, cue, observed, noise, shifts)
+        hits = search(cues, held, k=k, prior_none=prior_none)
+        return hits if cue.ndim == 4 else hits[0]
+
+    def _name(self, rows: list[int]) -> list[Named]:
+        ids = self._ids[rows].tolist()
+        texts = self._db.payloads(ids)
+        return [(id, partial(self._picture, id), t) for id, t in zip(ids, texts, strict=True)]
 
     def _picture(self, id: int) -> Picture:
         return self.get([id])[0]
@@ -191,7 +182,7 @@ class Store:
 
     def payloads(self, ids: Sequence[int]) -> list[str]:
         """The strings that came with images."""
-        return [payload.decode() for _, _, payload in self._db.rows(ids)]
+        return self._db.payloads(ids)
 
     def __len__(self) -> int:
         self._sync()
