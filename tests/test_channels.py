@@ -128,3 +128,13 @@ def test_shifts_go_every_way_and_wrap_what_leaves():
     edge = wrapped(torch.ones(4, 5, dtype=torch.bool), (1, -2))
     assert torch.equal(edge[0], torch.ones(5, dtype=torch.bool))
     assert torch.equal(edge[3], torch.tensor([0, 0, 0, 1, 1], dtype=torch.bool))
+
+
+def test_a_window_is_less_likely_than_a_band_and_that_than_everything():
+    """Every place of a side is as likely: the more sides are free, the less likely each place."""
+    cue = torch.zeros(1, 28, 28)
+    cue[0, 10:15, 9:20] = 1
+    chances = possible_boxes(cue)
+    whole, band, window = (0, 28, 0, 28), (10, 28, 0, 28), (10, 15, 9, 20)
+    assert chances[whole] > 20 * chances[band] > 1000 * chances[window] > 0
+    assert sum(chances.values()) == pytest.approx(1) and list(chances)[-1] == window

@@ -164,6 +164,20 @@ def test_a_hidden_band_need_not_be_told():
         assert find(pictures, cue)[0].id == 100 + n
 
 
+def test_few_scattered_pixels_rank_a_picture_of_much_ink():
+    """Most ink of picture 0 is hidden, which counts little; the others lack ink that is seen."""
+    logits, seen = torch.full((500, 64), -20.0), [0, 7, 28, 56, 63]
+    logits[0, [*seen, *range(10, 50)]] = 20
+    for n in range(1, 500):
+        logits[n, [seen[n % 5], seen[(n + 1) % 5], seen[(n + 2) % 5], 1 + n % 6]] = 20
+    pictures = Pictures(to_levels(logits.view(500, *SHAPE)), binary=True)
+    cue = torch.zeros(64)
+    cue[seen] = 1
+    one = Cue.of(cue.view(SHAPE), None, None, 0, True)
+    (found,) = Candidates.rank([one], Features(pictures.features, SHAPE), 12)
+    assert 0 in found.rows
+
+
 def test_a_moved_cue_is_found_and_its_shift_told():
     pictures = random_pictures(200)
     cue = torch.zeros(SHAPE)

@@ -32,7 +32,10 @@ Box = tuple[int, int, int, int]  # first row, row after the last, the same of co
 HIDDEN = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9)
 SALT_PEPPER = (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 GAUSSIAN = (0.02, 0.04, 0.08, 0.14, 0.2, 0.3, 0.4, 0.55, 0.75, 1.0, 1.4, 2.0)
-MASKS = (0.5, 0.124, 0.124, 0.124, 0.124, 0.004)  # nothing hidden; a band at one edge; at all four
+FINE = tuple(round(0.08 * 25 ** (n / 19), 4) for n in range(20))  # 0.08 .. 2, of binary pictures
+# A priori: nothing hidden; a band at one edge; all but a window. Each side's place is as likely as
+# any other, so a window has to explain as much as four of them.
+WHOLE, BAND, WINDOW = 0.5, 0.4, 0.1
 _BINS = 64  # of the values of a cue that is not binary
 
 
@@ -73,14 +76,11 @@ def possible_channels(
             f"got {noise!r}"
         )
     salted, spread = noise in (None, "salt_pepper"), noise in (None, "gaussian")
-    hidden = HIDDEN[:1] if told else HIDDEN
+    hidden = HIDDEN[:1] if told else HIDDEN if binary or residual else HIDDEN[::2]
     salt = SALT_PEPPER[:: 3 if residual else 1] if salted and (binary or residual) else (0.0,)
     if residual:
         return [Channel(*s) for s in product(hidden, salt, GAUSSIAN if spread else GAUSSIAN[:3])]
-    return [
-        Channel(*s)
-        for s in product(hidden, salt, GAUSSIAN[2:] if spread and not binary else (0.0,))
-    ]
+    return [Channel(*s) for s in product(hidden, salt, FINE if spread and not binary else (0.0,))]
 
 
 def _shares(
@@ -180,8 +180,10 @@ def possible_boxes(cue: Picture) -> dict[Box, float]:
     bands = [(top, height, 0, width), (0, bottom, 0, width)]
     bands += [(0, height, left, width), (0, height, 0, right)]
     chances: dict[Box, float] = {}
-    for box, chance in zip([whole, *bands, (top, bottom, left, right)], MASKS, strict=True):
-        chances[box] = chances.get(box, 0.0) + chance
+    windows = height * (height + 1) * width * (width + 1) / 4
+    priors = [WHOLE, *(BAND / 4 / s for s in (height, height, width, width)), WINDOW / windows]
+    for box, chance in zip([whole, *bands, (top, bottom, left, right)], priors, strict=True):
+        chances[box] = chances.get(box, 0.0) + chance / sum(priors)
     return chances
 
 

@@ -32,7 +32,8 @@ Levels = UInt8[Tensor, "N C H W"]
 _STEEP, _HALF = 3.4657, 127  # asinh(16): logits reach 32, and are finest near 0
 _BORDER = 0.01  # of ink beyond the frame
 _CHUNK = 512  # pictures compared at once: a histogram of each is held
-FAINT = -0.25  # what a blank pixel counts against ink where pixels may be hidden one by one. ours
+# What a blank pixel counts against ink where pixels may be hidden one by one, few or most. ours
+FAINT = (-0.25, -0.04)
 _RESIDUALS = 64  # bins of |cue - mean|, for 8-bit pictures
 
 
@@ -160,7 +161,7 @@ class Cue:
         ratios = [self.seen.log_ratios(Channel(gaussian=s)).roll(shift, (1, 2)) for s in strengths]
         groups = [(ratio * mask).flatten() for ratio in ratios for mask in masks]
         if any(channel.hidden for channel in self.channels):
-            groups.append((ratios[-1].clamp(min=FAINT) * inside).flatten())
+            groups += [(ratios[-1].clamp(min=f) * inside).flatten() for f in FAINT]
         return torch.stack(groups)
 
     def log_evidence(

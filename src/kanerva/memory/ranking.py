@@ -70,7 +70,7 @@ def _with_bands(cues: Sequence[Cue], features: Features) -> list[Float[Tensor, "
     boxed = dict(zip(inside, products[len(cues) :], strict=True))
     found = []
     for n, (cue, whole) in enumerate(zip(cues, products[: len(cues)], strict=True)):
-        groups = [whole * ((1 - FAINT) / 2) + down[-1] * ((1 + FAINT) / 2)]
+        groups = [whole * ((1 - f) / 2) + down[-1] * ((1 + f) / 2) for f in FAINT]
         for box in cue.boxes:
             top, bottom, left, right = box
             bands = [down[top], down[-1] - down[bottom], across[left], across[-1] - across[right]]
