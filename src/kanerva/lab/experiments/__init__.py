@@ -26,6 +26,7 @@ NAMES = {  # name of the experiment: its file; in the paper's order, then beyond
     "temporal-shift": "temporal_shift",
     "few-shot": "few_shot",
     "lossless": "lossless",
+    "store-search": "store_search",
 }
 
 __all__ = ["NAMES", "Experiment", "Finding", "Lab", "experiment"]
