@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from kanerva.lab.experiments import damage, store_search
+from kanerva.lab.experiments import associative, damage, store_search
 
 
 def test_damage_is_what_its_name_says():
@@ -47,3 +47,30 @@ def test_nobody_finds_more_than_bayes_rule_with_the_images_themselves():
     seen = torch.arange(64) < 40
     hidden = damage.nearest_visible(held, held * seen, seen.float())
     assert hidden == list(range(50))
+
+
+@pytest.mark.parametrize("protocol", associative.PROTOCOLS, ids=lambda p: p.name)
+def test_a_protocol_damages_and_judges(protocol: associative.Protocol):
+    noise = torch.Generator().manual_seed(0)
+    images = torch.rand(30, 3, 8, 8, generator=noise)
+    cues, seen = protocol.damage(images, noise)
+    assert cues.shape == images.shape and not torch.equal(cues, images)
+    if seen is not None:
+        mask = seen.expand(30, 8, 8)[:, None].expand_as(cues) > 0
+        assert torch.equal(cues[mask], images[mask]) and cues[~mask].unique().numel() == 1
+        assert 0.2 < float(mask.float().mean()) < 0.6
+    assert protocol.correct(images, images) == 1.0
+    assert protocol.correct(images + 1, images) == 0.0
+
+
+def test_rules_find_what_is_held():
+    noise = torch.Generator().manual_seed(0)
+    held = torch.bernoulli(torch.full((20, 256), 0.5), generator=noise)
+    for rule in (associative.by_euclid, associative.by_manhattan):
+        assert rule(held, held).tolist() == list(range(20))
+    seen = (torch.rand(20, 256, generator=noise) < 0.3).float()
+    assert associative.by_visible(held, held * seen, seen).tolist() == list(range(20))
+    memory = associative.SparseDistributedMemory(held[:3])
+    assert torch.equal(memory.read(held[:3]), held[:3])
+    flipped = torch.where(torch.rand(3, 256, generator=noise) < 0.1, 1 - held[:3], held[:3])
+    assert (memory.read(flipped) != held[:3]).float().mean() < 0.02

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from kanerva.lab.harness import Pixels
+from kanerva.lab.harness import Figures, Pixels
 from kanerva.memory.search import Hits
 from kanerva.store.store import Store
 
@@ -18,7 +18,7 @@ BINS = 15
 
 
 def box(
-    size: Sequence[int], rows: tuple[float, float], columns: tuple[float, float] = (0, 1)
+    size: Sequence[int], rows: Sequence[float | int], columns: Sequence[float | int] = (0, 1)
 ) -> Float[Tensor, "H W"]:
     """1 inside some share of the rows and columns, else 0."""
     seen = torch.zeros(*size)
@@ -69,7 +69,7 @@ def nearest_visible(
     return products.argmax(dim=1).tolist()
 
 
-def reliability(said: Shares, right: Bool[np.ndarray, " n"]) -> list[dict[str, float]]:
+def reliability(said: Shares, right: Bool[np.ndarray, " n"]) -> list[Figures]:
     """For each bin of what was said: how many, what on average, and how many were right."""
     at = np.minimum((said * BINS).astype(int), BINS - 1)
     rows = []
@@ -80,7 +80,7 @@ def reliability(said: Shares, right: Bool[np.ndarray, " n"]) -> list[dict[str, f
     return rows
 
 
-def calibration_error(bins: list[dict[str, float]]) -> float:
+def calibration_error(bins: list[Figures]) -> float:
     """ECE: |said - right|, averaged over answers."""
     total = sum(row["count"] for row in bins)
     return sum(row["count"] * abs(row["said"] - row["right"]) for row in bins) / total
