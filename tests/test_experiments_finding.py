@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from kanerva.lab.experiments import associative, damage, store_search
+from kanerva.lab.experiments import associative, damage, deformed, store_scale, store_search
+from kanerva.store.store import Store
 
 
 def test_damage_is_what_its_name_says():
@@ -74,3 +75,28 @@ def test_rules_find_what_is_held():
     assert torch.equal(memory.read(held[:3]), held[:3])
     flipped = torch.where(torch.rand(3, 256, generator=noise) < 0.1, 1 - held[:3], held[:3])
     assert (memory.read(flipped) != held[:3]).float().mean() < 0.02
+
+
+def test_deformed_images_are_alike_yet_none_is_another():
+    noise = torch.Generator().manual_seed(0)
+    originals = (255 * torch.rand(7, 1, 7, 7, generator=noise).repeat_interleave(4, 2)).byte()
+    originals = originals.repeat_interleave(4, 3)
+    images = deformed.deformed_chunk(originals, 3)
+    assert torch.equal(images, deformed.deformed_chunk(originals, 3))
+    assert len(images.flatten(1).unique(dim=0)) == len(images) == deformed.CHUNK
+    first = torch.arange(3 * deformed.CHUNK, 4 * deformed.CHUNK) % 7
+    means = torch.stack([images[first == n].mean(dim=0) for n in range(7)]).flatten(1)
+    near = torch.cdist(means, originals.float().flatten(1) / 255).argmin(dim=1)
+    assert near.tolist() == list(range(7))
+
+
+def test_an_exact_search_finds_what_the_store_does(tmp_path):
+    with Store(tmp_path / "held.kanerva", model="glyphs") as store:
+        noise = torch.Generator().manual_seed(0)
+        images = torch.bernoulli(torch.full((30, 1, 28, 28), 0.3), generator=noise)
+        ids = store.add(images)
+        found, times = store_scale.exact_search(store, images[:5])
+        assert found == ids[:5] and times["wall_s"] > 0
+        assert store_scale.count_alike(store) == 0
+        store.add(images[:1])
+        assert store_scale.count_alike(store) == 1

@@ -180,6 +180,11 @@ class Store:
         self._db.rows(ids)  # refuses those that are not held
         return self._pictures(np.asarray(ids, dtype=np.int64)).means
 
+    def pictures(self, ids: np.ndarray) -> Pictures:
+        """The same, as they are compared: a byte for each pixel."""
+        self._sync()
+        return self._pictures(ids)
+
     def payloads(self, ids: Sequence[int]) -> list[str]:
         """The strings that came with images."""
         return self._db.payloads(ids)

@@ -69,10 +69,10 @@ def drop(images: Pixels, share: float, noise: torch.Generator) -> tuple[Pixels, 
 
 
 PROTOCOLS = (
-    Protocol("lower half black", "UHN", lambda x, g: hide(x, half(x)), 60, False),
-    Protocol("Gaussian 0.5, folded", "UHN", lambda x, g: (folded(x, 0.5, g), None), 60, False),
-    Protocol("Gaussian 1, folded", "UHN", lambda x, g: (folded(x, 1.0, g), None), 60, False),
-    Protocol("lower half grey", "LSHN", lambda x, g: hide(x, half(x), 0.5), 50, False),
+    Protocol("lower half black", "UHN", lambda x, g: hide(x, half(x)), 60.0, False),
+    Protocol("Gaussian 0.5, folded", "UHN", lambda x, g: (folded(x, 0.5, g), None), 60.0, False),
+    Protocol("Gaussian 1, folded", "UHN", lambda x, g: (folded(x, 1.0, g), None), 60.0, False),
+    Protocol("lower half grey", "LSHN", lambda x, g: hide(x, half(x), 0.5), 50.0, False),
     Protocol("Gaussian 0.8", "BayesPCN", lambda x, g: (gaussian(x, 0.8, g), None), 0.005, True),
     Protocol("75 % dropped", "BayesPCN", lambda x, g: drop(x, 0.75, g), 0.005, True),
     Protocol(
