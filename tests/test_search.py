@@ -231,3 +231,15 @@ def test_images_come_when_asked_for():
     assert hits.images.shape == (2, *SHAPE) and hits.ids[0] == 101
     with pytest.raises(UserError, match="k is at least 1"):
         find(pictures, pictures.means[1], k=0)
+
+
+def test_an_eight_bit_picture_that_lost_detail_is_still_the_one():
+    """What is held is known to within a residual; its own blurred copy is not another image."""
+    noise = torch.Generator().manual_seed(0)
+    images = torch.rand(60, 3, 4, 4, generator=noise).repeat_interleave(2, 2)
+    images = images.repeat_interleave(2, 3)
+    lossy = (images + 0.08 * torch.randn(images.shape, generator=noise)).clamp(0, 1)
+    pictures = Pictures((lossy[:40] * 255).round().to(torch.uint8), binary=False)
+    held = [find(pictures, image, log_none=-1e9) for image in images[:40]]
+    assert all(hits[0].id == 100 + n and hits.none < 0.1 for n, hits in enumerate(held))
+    assert min(find(pictures, image, log_none=-1e9).none for image in images[40:]) > 0.9

@@ -7,7 +7,7 @@ scores, so many of them are scored at once.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 import torch
@@ -34,6 +34,7 @@ _BORDER = 0.01  # of ink beyond the frame
 _CHUNK = 512  # pictures compared at once: a histogram of each is held
 # What a blank pixel counts against ink where pixels may be hidden one by one, few or most. ours
 FAINT = (-0.25, -0.04)
+_UNHELD = 0.14  # least distance of an 8-bit image from those held, root mean square. ours
 _RESIDUALS = 64  # bins of |cue - mean|, for 8-bit pictures
 
 
@@ -102,7 +103,9 @@ class Pictures:
         """What is like these, but none of them: as kernels of a density over pictures. `owner`
         numbers the cue that each is compared with; those of one cue share a mean picture."""
         down, across = (_blur(side).to(self.levels.device) for side in self.levels.shape[-2:])
-        soft = down @ self.means @ across.T
+        soft = self.means
+        for _ in range(1 if self.binary else 4):  # 8-bit pictures are themselves soft
+            soft = down @ soft @ across.T
         usual = self.means.mean(dim=0)
         if owner is not None:
             count = torch.bincount(owner).clamp(min=1)[:, None, None, None]
@@ -163,6 +166,15 @@ class Cue:
         if any(channel.hidden for channel in self.channels):
             groups += [(ratios[-1].clamp(min=f) * inside).flatten() for f in FAINT]
         return torch.stack(groups)
+
+    @cached_property
+    def loose(self) -> "Cue":
+        """The same cue compared with kernels. 8-bit pictures are known to within a residual: an
+        image that is not held is taken to be farther from all of them than that."""
+        if self.binary:
+            return self
+        least = [replace(c, gaussian=max(c.gaussian, _UNHELD)) for c in self.channels]
+        return replace(self, channels=list(dict.fromkeys(least)))
 
     def log_evidence(
         self, pictures: Pictures, shifts: Int[Tensor, " K"] | None = None
@@ -234,8 +246,8 @@ def log_evidence(
         parts = [(pictures[r], owner[r], None if shifts is None else shifts[r]) for r in rows]
         return torch.cat([batch.score(*part) for part in parts])
     score = torch.empty(len(owner), device=owner.device)
-    for n, cue in enumerate(cues):
-        rows = (owner == n).nonzero()[:, 0]
+    for n in owner.unique().tolist():
+        cue, rows = cues[n], (owner == n).nonzero()[:, 0]
         score[rows] = cue.log_evidence(pictures[rows], None if shifts is None else shifts[rows])
     return score
 

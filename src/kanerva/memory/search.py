@@ -27,6 +27,7 @@ from kanerva.memory.evidence import Cue, Pictures, log_evidence
 from kanerva.memory.ranking import Candidates
 
 _PRODUCTS, _CUES = 16_000_000, 64  # inner products held at once; cues
+_BLURRED = 4096  # pictures blurred at once
 CANDIDATES = 24, 12  # scored exactly: of one mask, or each of several; more where that
 _NEGLIGIBLE, _MOST = 0.01, 3072  # leaves out more than so much, up to so many
 _DOUBT = (-14.0, 7.0)  # ln odds of none by the kernels alone, between which a model is asked. ours
@@ -191,8 +192,11 @@ def _score(cues: Sequence[Cue], held: Held, count: int, kernels: bool) -> list[_
     shifts = torch.cat([one.shifts for one in candidates]) if moved else None
     score = log_evidence(cues, pictures, owner, shifts)
     kin = score.new_full(score.shape, -torch.inf)
-    if kernels:
-        kin = log_evidence(cues, pictures.blurred(owner), owner, shifts)
+    if kernels:  # in parts: blurred pictures are floats
+        loose = [cue.loose for cue in cues]
+        for part in torch.arange(len(owner), device=owner.device).split(_BLURRED):
+            soft, mine = pictures[part].blurred(owner[part]), owner[part]
+            kin[part] = log_evidence(loose, soft, mine, None if shifts is None else shifts[part])
     found, pairs = [], held.count * len(cues[0].shifts)
     parts = zip(candidates, score.split(sizes), kin.split(sizes), strict=True)
     start = 0

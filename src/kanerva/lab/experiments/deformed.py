@@ -8,6 +8,8 @@ import math
 
 import torch
 import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
 
 from kanerva.data.binarization import binarize, to_float
 from kanerva.seeding import stream
@@ -18,7 +20,7 @@ _TURN, _SCALE, _SHEAR, _SHIFT = math.pi / 12, 0.15, 0.2, 1 / 14  # at most; a sh
 _COARSE, _BEND = 5, 0.06  # an elastic map's knots along a side, and how far one moves, std
 
 
-def deformed_chunk(originals: Pixels, chunk: int) -> Pixels:
+def deformed_chunk(originals: Pixels, chunk: int) -> Float[Tensor, "n C H W"]:
     """Images CHUNK * chunk and after, binary, as floats."""
     noise = stream("deformed", chunk)
     rows = torch.arange(CHUNK * chunk, CHUNK * (chunk + 1)) % len(originals)
