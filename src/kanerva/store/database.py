@@ -176,6 +176,10 @@ class Database:
                 raise UserError(f"{self.path} does not hold id {id}: it was freed, or never given")
         return [found[id] for id in ids]
 
+    def payloads(self, ids: Sequence[int]) -> list[str]:
+        """The strings alone; a file's name need not be UTF-8."""
+        return [payload.decode(errors="surrogateescape") for _, _, payload in self.rows(ids)]
+
     def _sound(self, id: int, codec: Any, block: Any, payload: Any, digest: Any) -> Row:
         """A row as it was added."""
         kinds = (int, bytes, bytes, bytes)

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from kanerva.errors import UserError
 from kanerva.files import read_tensors, require_tensor, write_tensors
-from kanerva.memory.search import Candidates, Cue, Pictures
+from kanerva.memory.evidence import Cue, Pictures
+from kanerva.memory.ranking import Candidates, Features
 from kanerva.plain_files import remove_leftovers
 
 EXACT = 50_000  # pictures. ours
@@ -30,15 +31,17 @@ class Index:
     def __init__(
         self,
         path: Path,
+        image: tuple[int, int, int],
         seal: str,
         fetch: Callable[[np.ndarray], Pictures],
         alone: Callable[[], AbstractContextManager[np.ndarray]],
     ) -> None:
         """`path` of the codes' file, which `seal` says the store of; `fetch` gives the pictures of
-        ids; `alone` keeps other writers out and gives the ids that are held."""
-        self.path, self._seal, self._fetch, self._alone = path, seal, fetch, alone
+        ids, each an `image`; `alone` keeps other writers out and gives the ids that are held."""
+        self.path, self._image = path, image
+        self._seal, self._fetch, self._alone = seal, fetch, alone
         self._ids = np.zeros(0, dtype=np.int64)
-        self._features: torch.Tensor | None = None
+        self._features: Features | None = None
         self._fast: Any = None  # faiss has no types
         self._codes: Any = None
 
@@ -56,15 +59,15 @@ class Index:
     @property
     def bytes(self) -> int:
         """In memory."""
-        exact = 0 if self._features is None else self._features.numel() * 4
+        exact = 0 if self._features is None else self._features.vectors.numel() * 4
         return exact if self._fast is None else self._fast.ntotal * self._fast.code_size
 
     def _update_exact(self, ids: np.ndarray) -> None:
         kept, new = np.isin(self._ids, ids), ids[~np.isin(ids, self._ids)]
-        parts = [] if self._features is None else [self._features[torch.from_numpy(kept)]]
+        parts = [] if self._features is None else [self._features.vectors[torch.from_numpy(kept)]]
         for start in range(0, len(new), _CHUNK):
             parts.append(self._fetch(new[start : start + _CHUNK]).features)
-        self._features = torch.cat(parts) if parts else None
+        self._features = Features(torch.cat(parts), self._image) if parts else None
 
     def _update_codes(self, last: int) -> None:
         import faiss

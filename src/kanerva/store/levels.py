@@ -14,6 +14,7 @@ import numpy as np
 from kanerva.plain_files import NO_LINK, open_regular, write_all, write_whole
 
 _HEADER = 64  # bytes: what was decoded with
+_MANY = 4096  # rows
 
 
 class LevelsFile:
@@ -91,6 +92,8 @@ class LevelsFile:
         rows = np.zeros((len(ids), self.width), dtype=np.uint8)
         there = ids <= len(map)
         rows[there] = map[ids[there] - 1]
+        if len(ids) > _MANY:
+            self._map = None  # what was read for an index need not stay in memory
         sums = rows[:, self.size :].copy().view("<u4")[:, 0]
         bad = [
             n

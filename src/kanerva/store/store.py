@@ -12,7 +12,7 @@ it. Beside the file lie caches that are made from it: pictures, and for large st
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -27,7 +27,8 @@ from tqdm import tqdm
 
 from kanerva.errors import UserError
 from kanerva.memory.channels import Noise, Picture
-from kanerva.memory.search import Candidates, Cue, Hits, Pictures, search, search_all
+from kanerva.memory.evidence import Pictures
+from kanerva.memory.search import Held, Hits, Named, search
 from kanerva.models.base import Images, MemoryModel
 from kanerva.models.finding import Cues, Visible, as_cues, decode_blocks, log_none
 from kanerva.models.kpp import Kpp
@@ -83,7 +84,7 @@ class Store:
             raise UserError(f"{path} is damaged: its images are not {image}")
         seal = hashlib.sha256(f"{seal} {self._db.about['store']}".encode()).hexdigest()
         self._levels = LevelsFile(self._beside("levels"), int(np.prod(image)), seal)
-        self._index = Index(self._beside("index"), seal, self._pictures, self._alone)
+        self._index = Index(self._beside("index"), image, seal, self._pictures, self._alone)
         self._ids, self._freed, self._version = np.zeros(0, dtype=np.int64), set[int](), None
         self._sync()
 
@@ -176,39 +177,31 @@ class Store:
     ) -> Hits | list[Hits]:
         """The `k` images held that a cue most likely shows, and `.none`: see `Kpp.find`."""
         cues = as_cues(self.model, cue, observed, noise, shifts)
-
-        def one(cue: Cue, first: Candidates | None) -> Hits:
-            return self._find(cue, first, k, prior_none)
-
         while True:
             self._sync()
             freed = self._freed
             try:
                 self._index.update(self._ids, int(self._ids[-1]) if len(self._ids) else 0)
-                hits = search_all(cues, len(self._ids), self._index.rank, one)
+                hits = search(cues, self._held(), k=k, prior_none=prior_none)
                 return hits if cue.ndim == 4 else hits[0]
             except UserError:
                 self._sync()
                 if self._freed == freed:  # else another process freed what was being compared
                     raise
 
-    def _find(self, cue: Cue, first: Candidates | None, k: int, prior_none: float) -> Hits:
-        def name(rows: list[int]) -> list[tuple[int, Callable[[], Picture], str]]:
-            ids = self._ids[rows].tolist()
-            texts = self.payloads(ids)
-            return [(id, partial(self._picture, id), t) for id, t in zip(ids, texts, strict=True)]
-
-        return search(
-            cue,
+    def _held(self) -> Held:
+        return Held(
             len(self._ids),
             self._index.rank,
             lambda rows: self._pictures(self._ids[rows.numpy()]),
-            lambda guess: log_none(self.model, cue, guess),
-            name,
-            first=first,
-            k=k,
-            prior_none=prior_none,
+            partial(log_none, self.model),
+            self._name,
         )
+
+    def _name(self, rows: list[int]) -> list[Named]:
+        ids = self._ids[rows].tolist()
+        texts = self._db.payloads(ids)
+        return [(id, partial(self._picture, id), t) for id, t in zip(ids, texts, strict=True)]
 
     def _picture(self, id: int) -> Picture:
         return self.get([id])[0]
@@ -219,10 +212,14 @@ class Store:
         self._db.rows(ids)  # refuses those that are not held
         return self._pictures(np.asarray(ids, dtype=np.int64)).means
 
+    def pictures(self, ids: np.ndarray) -> Pictures:
+        """The same, as they are compared: a byte for each pixel."""
+        self._sync()
+        return self._pictures(ids)
+
     def payloads(self, ids: Sequence[int]) -> list[str]:
         """The strings that came with images."""
-        rows = self._db.rows(ids)  # a file's name need not be UTF-8
-        return [payload.decode(errors="surrogateescape") for _, _, payload in rows]
+        return self._db.payloads(ids)
 
     def __len__(self) -> int:
         self._sync()

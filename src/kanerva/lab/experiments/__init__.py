@@ -27,6 +27,9 @@ NAMES = {  # name of the experiment: its file; in the paper's order, then beyond
     "few-shot": "few_shot",
     "lossless": "lossless",
     "gist": "gist",
+    "store-search": "store_search",
+    "store-scale": "store_scale",
+    "associative": "associative",
 }
 
 __all__ = ["NAMES", "Experiment", "Finding", "Lab", "experiment"]
