@@ -1,0 +1,110 @@
+"""Copy as Python: the calls that make what is on the screen. They run as they are."""
+
+import base64
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kanerva.explore.pixels import Damage, Image
+from kanerva.explore.session import Call, Session
+
+SAVED = "memory.kanerva"  # what the page calls a file that it saves
+_START = """\
+import base64
+
+import numpy as np
+import torch
+
+import kanerva
+"""
+_BITS = '''
+
+def images(text: str) -> torch.Tensor:
+    """Binary images as they were written on the page."""
+    bits = np.unpackbits(np.frombuffer(base64.b64decode(text), dtype=np.uint8))
+    size = {size}
+    return torch.from_numpy(bits[: len(bits) // size * size].reshape(-1, *{shape})).float()
+'''
+_BYTES = '''
+
+def images(text: str) -> torch.Tensor:
+    """Images as they were written on the page."""
+    pixels = np.frombuffer(base64.b64decode(text), dtype=np.uint8)
+    return torch.from_numpy(pixels.reshape(-1, *{shape}).copy()).float() / 255
+'''
+
+
+def script(session: Session, image: Image | None, damage: Damage | None, told: bool) -> str:
+    """The session's memory, and where an image is on the screen, the search for it."""
+    shape, binary = session.model.config.image, session.model.config.likelihood == "bernoulli"
+    size = int(np.prod(shape))
+    reader = (_BITS if binary else _BYTES).format(size=size, shape=shape)
+    lines = [_START, reader, "", f"model = kanerva.load({session.name!r})"]
+    if not session.state.calls or session.state.calls[0].verb not in ("open", "write"):
+        lines.append("memory = model.empty()")
+    lines += [_line(call, binary) for call in session.state.calls]
+    if image is not None and damage is not None:
+        lines += _search(session, image, damage, told, binary)
+    return "\n".join(lines) + "\n"
+
+
+def _line(call: Call, binary: bool) -> str:
+    """One call."""
+    if call.verb in ("append", "write"):
+        start = "memory, " if call.verb == "append" else ""
+        return (
+            f"memory = model.{call.verb}(\n    {start}images({_pack(call.images, binary)!r}),\n"
+            f"    generator=torch.Generator().manual_seed({call.number}),\n)"
+        )
+    handles = ", ".join(map(str, call.handles))
+    if call.verb == "free":
+        return f"memory = memory.free({handles})"
+    if call.verb == "shrink":
+        return f"memory = memory.shrink({call.number}{', ' if handles else ''}{handles})"
+    return f"memory = kanerva.Memory.load({SAVED!r}, model.empty())  # Save, on the page"
+
+
+def _search(session: Session, image: Image, damage: Damage, told: bool, binary: bool) -> list[str]:
+    """The cue, and what is asked of the memory."""
+    lines = ["", f"image = images({_pack((image,), binary)!r})[0]"]
+    cue = damage.apply(image)
+    if torch.equal(cue, image):
+        lines.append("cue = image")
+    elif bool(((cue == 0) | (cue == 1)).all()) and binary:
+        lines.append(f"cue = images({_pack((cue,), binary)!r})[0]")
+    else:
+        numbers = base64.b64encode(cue.contiguous().numpy().astype("<f4").tobytes()).decode()
+        lines += [
+            f"numbers = np.frombuffer(base64.b64decode({numbers!r}), dtype='<f4')",
+            "cue = torch.from_numpy(numbers.copy()).view(image.shape)",
+        ]
+    options = ""
+    if told and bool(damage.hidden.any()):
+        seen = np.packbits((~damage.hidden).numpy().astype(np.uint8))
+        text, shape = base64.b64encode(seen.tobytes()).decode(), tuple(damage.hidden.shape)
+        lines += [
+            f"seen = np.unpackbits(np.frombuffer(base64.b64decode({text!r}), dtype=np.uint8))",
+            f"observed = torch.from_numpy(seen[: {damage.hidden.numel()}].reshape({shape}).copy())",
+        ]
+        options += ", observed=observed"
+    options += f", shifts={damage.reach}" if damage.reach else ""
+    if session.model.has_blocks:
+        lines += [
+            f"hits = model.find(memory, cue{options})",
+            "for hit in hits:",
+            '    print(f"handle {hit.id}: {hit.probability:.4f}")',
+            'print(f"none of these: {hits.none:.4f}")',
+        ]
+    else:
+        lines.append("steps = model.recall(memory, cue[None])")
+    return lines
+
+
+def _pack(images: tuple[Image, ...], binary: bool) -> str:
+    """Pixels in base64, eight to a byte where they are binary."""
+    every: Tensor = torch.stack(images)
+    if binary:
+        return base64.b64encode(np.packbits(every.numpy().astype(np.uint8)).tobytes()).decode()
+    levels = (every * 255).round().to(torch.uint8)
+    return base64.b64encode(levels.numpy().tobytes()).decode()
