@@ -1,6 +1,7 @@
 """A client of the page's server, in this process."""
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
 
@@ -14,6 +15,10 @@ HOST = f"127.0.0.1:{PORT}"
 VERBS = ("write", "free", "shrink", "clear", "undo", "redo", "open", "save", "find", "details",
          "steps", "dream", "python", "examples", "decode", "search", "browse", "start", "end",
          "resume")  # fmt: skip
+
+
+# A thread of their own: where a browser is driven, this one has a loop that is running already.
+_LOOP = ThreadPoolExecutor(1, thread_name_prefix="client")
 
 
 @cache
@@ -39,7 +44,7 @@ class Client:
             async with httpx.AsyncClient(transport=transport, base_url=f"http://{HOST}") as client:
                 return await client.request(method, path, headers=headers, **options)
 
-        return asyncio.run(go())
+        return _LOOP.submit(asyncio.run, go()).result()
 
     def ask(self, verb: str, status: int = 200, **body: Any) -> Any:
         answer = self.send("POST", f"/api/{verb}", json=body)

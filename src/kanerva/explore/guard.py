@@ -55,8 +55,9 @@ class Guard:
         page: Iterable[str] = (),
         hosts: Iterable[str] = (),
     ) -> None:
-        """`page`: paths that need no token. `hosts`: names beside those of this machine's loopback. "*" stands for every address in
-        figures, which no other site can make a browser believe is its own."""
+        """`page`: paths that need no token. `hosts`: names beside those of this machine's loopback.
+        "*" stands for every address in figures, which no other site can make a browser believe is
+        its own."""
         self.app, self.token, self.port = app, token.encode(), port
         self.page, self.hosts = frozenset(page), {*LOOPBACK, *hosts}
 
