@@ -105,7 +105,9 @@ def answered(client: Client, method: str, path: str, **options: Any) -> Any:
 def client() -> Iterator[Client]:
     model = load("glyphs").requires_grad_(False).eval()
     service = Service(Library("glyphs", model=model), Sessions())
-    yield Client(service).start()
+    client = Client(service).start()
+    client.ask("examples", set="glyphs")  # the set, and matplotlib's own folder, are made once
+    yield client
     service.close()
 
 
