@@ -3,8 +3,8 @@
     python benchmarks/explore_load.py [--clients 32] [--seconds 300] [--think 1.0] [--model mnist]
 
 Starts `kanerva explore` as a process of its own and measures how long its page takes to answer, and
-how long `import torch` does. Then each client has a session: it writes an image, looks for it from its
-upper half, asks for details, sometimes frees one or undoes, and pauses for `think` seconds on
+how long `import torch` does. Then each client has a session: it writes an image, looks for it from
+its upper half, asks for details, frees and dreams now and then, and pauses for `think` seconds on
 average. Every answer is checked against what that client itself wrote.
 """
 

@@ -4,7 +4,10 @@ import asyncio
 import base64
 import io
 import re
+import signal
 import struct
+import subprocess
+import sys
 import time
 import zlib
 from collections.abc import Callable, Iterator
@@ -17,6 +20,8 @@ from PIL import Image as Pillow
 
 pytest.importorskip("fastapi", reason="the page needs the extra `explore`")
 pytest.importorskip("httpx", reason="in-process requests need httpx")
+
+import httpx
 
 import kanerva
 from explore_client import HOST, PORT, TOKEN, VERBS, Client, guarded
@@ -574,3 +579,23 @@ def test_mistakes_on_the_command_line_get_one_line(
             assert main(["explore", "--no-open", *words]) == 2
             out, err = capsys.readouterr()
             assert reason in err and len(err.strip().splitlines()) == 1 and not out
+
+
+def test_it_prints_one_address_answers_and_ends_by_ctrl_c(tmp_path: Path):
+    words = [sys.executable, "-m", "kanerva", "explore", "glyphs", "--no-open", "--port", "0"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([*words, "--host", "0.0.0.0"], cwd=tmp_path, **pipes) as server:
+        assert server.stdout is not None and server.stderr is not None
+        found = re.fullmatch(r"http://[^/]+:(\d+)/#([\w-]{32})\n", server.stdout.readline())
+        assert found is not None
+        url = f"http://127.0.0.1:{found[1]}"
+        assert httpx.get(url, timeout=30).status_code == 200
+        assert httpx.get(f"{url}/api/about", timeout=30).status_code == 401
+        headers = {"authorization": f"Bearer {found[2]}"}
+        assert httpx.get(f"{url}/api/about", headers=headers, timeout=30).status_code == 200
+        foreign = headers | {"host": f"rebound.example:{found[1]}"}
+        assert httpx.get(f"{url}/api/about", headers=foreign, timeout=30).status_code == 421
+        server.send_signal(signal.SIGINT)
+        out, err = server.communicate(timeout=30)
+    assert server.returncode == 130 and out == "" and list(tmp_path.iterdir()) == []
+    assert "Traceback" not in err and "open to others" in err.splitlines()[0]

@@ -147,7 +147,7 @@ def test_draw_write_erase_recall_free_undo(visit: Callable[..., Any]):
     verdict(page, "It is image 1")
     page.click("#held button[data-handle='0']")
     verdict(page, "It is image 0")
-    page.click("text=Hide")  # brush the lower part away
+    page.click(".segments >> text=Hide")  # brush the lower part away
     for height in (0.65, 0.75, 0.85):
         drag(page, "#canvas", [(0.1, height), (0.9, height)])
     verdict(page, "It is image 0")

@@ -97,7 +97,7 @@ def _search(session: Session, image: Image, damage: Damage, told: bool, binary: 
             'print(f"none of these: {hits.none:.4f}")',
         ]
     else:
-        lines.append("steps = model.recall(memory, cue[None])")
+        lines.append("steps = model.recall(memory, cue[None], steps=8)")
     return lines
 
 

@@ -55,7 +55,21 @@ function verdict(text, hint, none = false) {
   line.replaceChildren(text);
   if (hint) line.append(make("small", "", hint));
   line.classList.toggle("none", none);
+  mini.text = hint && memory.held.length ? `${text} ${hint}` : "";
+  showMini();
 }
+
+// On a phone the answer may be out of sight: then a line at the foot of the screen repeats it.
+const mini = { text: "", away: false };
+function showMini() {
+  $("mini-text").textContent = mini.text;
+  $("mini").classList.toggle("on", mini.away && mini.text !== "");
+}
+new IntersectionObserver(([seen]) => {
+  mini.away = !seen.isIntersecting;
+  showMini();
+}).observe($("bars"));
+$("mini").addEventListener("click", () => $("answer").scrollIntoView({ behavior: "smooth" }));
 
 function show({ hits, none }) {
   const best = hits[0];
@@ -66,6 +80,7 @@ function show({ hits, none }) {
   else if (best.p >= 0.5) verdict(`It is image ${best.handle}${how}.`, `${percent(best.p)} sure`);
   else verdict(`Perhaps image ${best.handle}${how}.`, `${percent(best.p)}, the likeliest of ${hits.length}`);
   paint($("recalled"), find(best.handle)?.image ?? $("cue").painted);
+  paint($("mini-picture"), $("recalled").painted);
   $("recalled-caption").textContent = none >= 0.5 ? "nearest it has" : `image ${best.handle}`;
   const rows = hits.slice(0, SHOWN).map((hit) => bar(picture(find(hit.handle)?.image ?? ""), `image ${hit.handle}`, hit.p));
   const rest = hits.slice(SHOWN).reduce((sum, hit) => sum + hit.p, 0);

@@ -1,7 +1,7 @@
 // The map, and what it holds: two pictures of the same cells, linked both ways.
 
 import { $, ask, say } from "./api.js";
-import { about, bytes, count, imageData, make, paint, picture } from "./paint.js";
+import { about, bytes, count, imageData, make, picture } from "./paint.js";
 
 export const memory = { held: [], rows: 1, columns: 1, capacity: null, blocks: {}, block: [1, 1] };
 let chosen = null;
@@ -55,16 +55,21 @@ function note(state) {
 export function drawMap() {
   const canvas = $("map");
   const [h, w] = memory.block;
-  const gap = memory.rows > 1 ? 1 : 0;
-  canvas.width = memory.columns * (w + gap) + gap;
-  canvas.height = memory.rows * (h + gap) + gap;
+  const zoom = Math.max(1, Math.ceil(48 / w)); // so that gaps are thin, however few numbers a block has
+  const gap = memory.rows > 1 ? Math.max(1, Math.round(0.07 * w * zoom)) : 0;
+  canvas.width = memory.columns * (w * zoom + gap) + gap;
+  canvas.height = memory.rows * (h * zoom + gap) + gap;
   const pen = canvas.getContext("2d");
+  pen.imageSmoothingEnabled = false;
   pen.fillStyle = getComputedStyle(document.documentElement).getPropertyValue("--cell");
+  const small = new OffscreenCanvas(w, h);
   for (let cell = 0; cell < memory.rows * memory.columns; cell++) {
-    const x = gap + (cell % memory.columns) * (w + gap);
-    const y = gap + Math.floor(cell / memory.columns) * (h + gap);
-    if (memory.blocks[cell]) pen.putImageData(imageData(bytes(memory.blocks[cell]), [3, h, w], true), x, y);
-    else if (memory.capacity === null || cell < memory.capacity) pen.fillRect(x, y, w, h);
+    const x = gap + (cell % memory.columns) * (w * zoom + gap);
+    const y = gap + Math.floor(cell / memory.columns) * (h * zoom + gap);
+    if (memory.blocks[cell]) {
+      small.getContext("2d").putImageData(imageData(bytes(memory.blocks[cell]), [3, h, w], true), 0, 0);
+      pen.drawImage(small, x, y, w * zoom, h * zoom);
+    } else if (memory.capacity === null || cell < memory.capacity) pen.fillRect(x, y, w * zoom, h * zoom);
   }
 }
 
@@ -134,4 +139,3 @@ $("free").addEventListener("click", freeChosen);
 $("empty").addEventListener("click", () => change("clear"));
 $("undo").addEventListener("click", () => change("undo"));
 $("redo").addEventListener("click", () => change("redo"));
-export { paint };
