@@ -21,6 +21,14 @@ from playwright.sync_api import expect
 
 import kanerva
 from kanerva import data
+from kanerva.config import (
+    BitsMemoryConfig,
+    CodeConfig,
+    KppBitsConfig,
+    KppDecoderConfig,
+    KppEncoderConfig,
+    KppReadoutConfig,
+)
 from kanerva.explore.app import PAGE, make_app
 from kanerva.explore.guard import Guard
 from kanerva.explore.server import listen, open_service
@@ -348,6 +356,54 @@ def test_a_store(visit: Callable[..., Any], images: torch.Tensor, tmp_path: Path
     expect(page.locator("#shelf-hits button").first).to_contain_text("glyph 3")
     page.click("#shelf-next")
     expect(page.locator("#shelf-page")).to_contain_text("page 2")
+    page.close()
+    next(served, None)
+
+
+def test_bits_are_dropped_by_a_slider(visit: Callable[..., Any], tmp_path: Path):
+    """A small untrained model, whose images are not square and belong to no set."""
+    config = KppBitsConfig(
+        image=(1, 12, 9),
+        encoder=KppEncoderConfig(width=8, depth=1),
+        memory=BitsMemoryConfig(channels=2, size=12, capacity=9),
+        readout=KppReadoutConfig(size=4, channels=2, prior_width=8),
+        decoder=KppDecoderConfig(base=8, depth=1),
+        code=CodeConfig(groups=4, reach=2, width=12, depth=1, maps=8),
+    )
+    kanerva.build(config).save_pretrained(tmp_path / "bits")
+    served = serve(str(tmp_path / "bits"))
+    page = visit(next(served))
+    expect(page.locator("#write-all")).to_be_disabled()
+    drag(page, "#canvas", SEVEN)
+    page.click("#write")
+    expect(page.locator("#held button")).to_have_count(1)
+    size = page.inner_text("#memory-size")
+    page.locator("#bits").fill("40")
+    expect(page.locator("#bits-out")).to_have_text("15")
+    expect(page.locator("#memory-size")).not_to_have_text(size)
+    page.locator("#bits").fill("100")
+    expect(page.locator("#memory-size")).to_have_text(size)
+    page.close()
+    next(served, None)
+
+
+def test_a_model_in_colour_that_writes_as_a_whole(
+    visit: Callable[..., Any], tiny_colour: Any, wake: Callable[..., Any], tmp_path: Path
+):
+    wake(tiny_colour).save_pretrained(tmp_path / "colour")
+    served = serve(str(tmp_path / "colour"))
+    page = visit(next(served))
+    for stroke in (SEVEN, CROSS):
+        drag(page, "#canvas", stroke)
+        page.click("#write")
+    expect(page.locator("#held button")).to_have_count(2)
+    verdict(page, "Recalled")
+    expect(page.locator("#free")).to_be_hidden()
+    expect(page.locator("#bars li")).to_have_count(0)
+    expect(page.locator("#spread")).to_be_hidden()
+    page.click("#dream-like")
+    page.click("#undo")
+    expect(page.locator("#held button")).to_have_count(1)
     page.close()
     next(served, None)
 

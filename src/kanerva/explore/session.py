@@ -6,7 +6,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -21,7 +21,9 @@ from kanerva.models.base import MemoryModel
 MOST_SESSIONS = 64
 IDLE = 900.0  # seconds after which a session may give way to a new one
 MOST_UNDO = 20
+MOST_PAST = 32_000_000  # bytes of memories that undo may bring back
 MOST_CALLS = 200  # after which a script begins with a saved memory
+MOST_CALLED = 1000  # images in them
 MOST_WHOLE = 64  # images, where a model writes all of them at once
 _LARGEST = 2**53  # handles that JavaScript counts exactly
 
@@ -47,7 +49,12 @@ class State:
     def after(self, call: Call, memory: Memory, images: dict[int, Image]) -> "State":
         """The next state; a long history is replaced by the memory that it led to."""
         calls = (*self.calls, call)
-        return State(memory, images, calls if len(calls) <= MOST_CALLS else (Call("open"),))
+        short = len(calls) <= MOST_CALLS and sum(len(c.images) for c in calls) <= MOST_CALLED
+        return State(memory, images, calls if short else (Call("open"),))
+
+    def at_rest(self) -> "State":
+        """The same; what a model keeps of a memory that it was asked about is let go."""
+        return replace(self, memory=replace(self.memory))
 
 
 class Session:
@@ -68,7 +75,8 @@ class Session:
         return self.state.memory
 
     def _go(self, state: State) -> None:
-        self.past = [*self.past, self.state][-MOST_UNDO:]
+        most = min(MOST_UNDO, 1 + MOST_PAST // (4 * max(1, state.memory.floats)))
+        self.past = [*self.past, self.state.at_rest()][-most:]
         self.future, self.state = [], state
 
     def write(self, images: list[Image]) -> list[int]:
@@ -116,13 +124,13 @@ class Session:
     def undo(self) -> None:
         if not self.past:
             raise UserError("there is nothing to undo")
-        self.future = [*self.future, self.state]
+        self.future = [*self.future, self.state.at_rest()]
         self.state = self.past.pop()
 
     def redo(self) -> None:
         if not self.future:
             raise UserError("there is nothing to redo")
-        self.past = [*self.past, self.state]
+        self.past = [*self.past, self.state.at_rest()]
         self.state = self.future.pop()
 
     # Files. Only names of ours: a client sends and receives bytes.

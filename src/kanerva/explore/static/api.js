@@ -10,6 +10,11 @@ export function setSession(id) {
   session = id;
   sessionStorage.setItem("kanerva-session", id);
 }
+// The server was started again, or needed the room: so does the page.
+function startAgain() {
+  setSession("");
+  location.reload();
+}
 export const hasSession = () => session !== "";
 
 let timer = 0;
@@ -45,6 +50,7 @@ export async function ask(name, body = {}, raw = false) {
     const answer = await fetch(`api/${name}`, { headers, ...sent }).catch(() => {
       throw new Refused(0, "kanerva explore has ended, or cannot be reached.");
     });
+    if (answer.status === 410 && name !== "resume") startAgain();
     if (!answer.ok) throw new Refused(answer.status, (await answer.json()).error);
     return raw ? answer.blob() : answer.json();
   } finally {

@@ -21,6 +21,7 @@ async function start(model = null) {
   setSession(begun.session);
   Object.assign(about, begun.about);
   $("model").value = about.name;
+  document.documentElement.style.setProperty("--shape", `${about.image[2]} / ${about.image[1]}`);
   $("shrink").hidden = !about.can.shrink;
   $("set").replaceChildren(...about.sets.map((name) => new Option(name.replace("_", "-"), name)));
   $("set").parentElement.hidden = about.sets.length < 2;
