@@ -322,7 +322,9 @@ def test_the_python_it_shows_makes_the_same_memory_and_answer(
     cue = {"image": to_text(images[8]), "hidden": half_hidden(), "noise": "gaussian", "amount": 0.2,
            "down": 1}  # fmt: skip
     names: dict[str, Any] = {}
-    exec(compile(full.ask("python", cue=cue)["text"], "page", "exec"), names)
+    text = full.ask("python", cue=cue)["text"]
+    assert "\n\n\n\n" not in text
+    exec(compile(text, "page", "exec"), names)
     (held,) = (s.memory for s in service.sessions._all.values())
     assert torch.equal(names["memory"].map, held.map)
     assert torch.equal(names["memory"].owners, held.owners)

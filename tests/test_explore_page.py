@@ -288,10 +288,11 @@ def test_reading_step_by_step_plays(visit: Callable[..., Any]):
     page.click("[data-hide=lower]")
     page.click("#reading summary")
     expect(page.locator("#steps canvas")).to_have_count(9)
+    expect(page.locator("#scrub-out")).to_have_text("step 8")
     page.click("#play")
     expect(page.locator("#play")).to_have_text("Pause")
-    expect(page.locator("#scrub-out")).to_have_text("step 8", timeout=10_000)
-    expect(page.locator("#play")).to_have_text("Play")
+    expect(page.locator("#play")).to_have_text("Play", timeout=20_000)
+    expect(page.locator("#scrub-out")).to_have_text("step 8")
     page.locator("#scrub").fill("0")
     expect(page.locator("#recalled-caption")).to_have_text("the cue")
 

@@ -23,24 +23,24 @@ _BITS = '''
 def images(text: str) -> torch.Tensor:
     """Binary images as they were written on the page."""
     bits = np.unpackbits(np.frombuffer(base64.b64decode(text), dtype=np.uint8))
-    size = {size}
-    return torch.from_numpy(bits[: len(bits) // size * size].reshape(-1, *{shape})).float()
+    count = len(bits) // {size}
+    return torch.from_numpy(bits[: count * {size}].reshape(count, {shape})).float()
 '''
 _BYTES = '''
 
 def images(text: str) -> torch.Tensor:
     """Images as they were written on the page."""
     pixels = np.frombuffer(base64.b64decode(text), dtype=np.uint8)
-    return torch.from_numpy(pixels.reshape(-1, *{shape}).copy()).float() / 255
+    return torch.from_numpy(pixels.reshape(-1, {shape}).copy()).float() / 255
 '''
 
 
 def script(session: Session, image: Image | None, damage: Damage | None, told: bool) -> str:
     """The session's memory, and where an image is on the screen, the search for it."""
     shape, binary = session.model.config.image, session.model.config.likelihood == "bernoulli"
-    size = int(np.prod(shape))
-    reader = (_BITS if binary else _BYTES).format(size=size, shape=shape)
-    lines = [_START, reader, "", f"model = kanerva.load({session.name!r})"]
+    sides = ", ".join(map(str, shape))
+    reader = (_BITS if binary else _BYTES).format(size=int(np.prod(shape)), shape=sides)
+    lines = [_START + reader, "", f"model = kanerva.load({session.name!r})"]
     if not session.state.calls or session.state.calls[0].verb not in ("open", "write"):
         lines.append("memory = model.empty()")
     lines += [_line(call, binary) for call in session.state.calls]

@@ -127,7 +127,7 @@ async function read(asked = cue()) {
   steps = [found.cue, ...found.steps];
   $("steps").replaceChildren(...steps.map(picture));
   $("scrub").max = steps.length - 1;
-  scrub(Math.min(Number($("scrub").value), steps.length - 1));
+  if (!playing) scrub(steps.length - 1);
 }
 
 function scrub(step) {
@@ -135,7 +135,7 @@ function scrub(step) {
   $("scrub-out").textContent = step === 0 ? "cue" : `step ${step}`;
   [...$("steps").children].forEach((canvas, index) => canvas.classList.toggle("on", index === step));
   if (steps[step]) paint($("recalled"), steps[step]);
-  $("recalled-caption").textContent = step === 0 ? "the cue" : `reading ${step}`;
+  $("recalled-caption").textContent = step === 0 ? "the cue" : `step ${step}`;
 }
 
 function stop() {
