@@ -14,7 +14,7 @@ TOKEN, PORT = "secret-of-this-test", 7410
 HOST = f"127.0.0.1:{PORT}"
 VERBS = ("write", "free", "shrink", "clear", "undo", "redo", "open", "save", "find", "details",
          "steps", "dream", "python", "examples", "decode", "search", "browse", "start", "end",
-         "resume")  # fmt: skip
+         "resume", "leave")  # fmt: skip
 
 
 # A thread of their own: where a browser is driven, this one has a loop that is running already.

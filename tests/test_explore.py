@@ -486,6 +486,13 @@ def test_there_are_at_most_so_many_sessions(glyphs: MemoryModel, monkeypatch: py
     assert len(service.sessions) == 3
     clients[0].ask("resume")
     clients[1].ask("resume", 410)
+    monkeypatch.setattr(sessions, "IDLE", 900.0)
+    clients[0].ask("leave")  # its page was closed
+    clients[0].ask("resume")  # no: loaded again
+    assert "3 pages" in clients[0].ask("start", 400)["error"]
+    clients[0].ask("leave")
+    Client(service).start()
+    clients[0].ask("resume", 410)
     assert sessions.MOST_SESSIONS == 64
 
 

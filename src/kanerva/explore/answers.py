@@ -47,6 +47,13 @@ def held_pictures(model: MemoryModel, memory: Memory) -> Pictures:
     return flat.view_as(pictures)
 
 
+def warm(model: MemoryModel) -> None:
+    """What a model works out once, before anybody waits for it."""
+    if model.has_blocks:
+        blank = torch.zeros(1, *model.config.image)
+        model.find(model.write(blank), blank[0])
+
+
 def describe(session: Session) -> dict[str, Any]:
     """The whole memory, for the page to draw."""
     memory, model = session.memory, session.model

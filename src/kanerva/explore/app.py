@@ -20,11 +20,11 @@ from kanerva.explore import answers
 from kanerva.explore.library import Library
 from kanerva.explore.pixels import Damage, Image, as_ink, from_text, to_image
 from kanerva.explore.script import SAVED, script
-from kanerva.explore.session import Session, Sessions
+from kanerva.explore.session import IDLE, Session, Sessions
 from kanerva.explore.shelf import Shelf
 from kanerva.explore.upload import decode_file
 
-WORKERS = 2  # threads that run models
+WORKERS = 2  # threads that run models; as many load them, and read files of others
 MOST_WAITING = 256
 PAGE = {  # what is served beside the answers, by name: no path is ever looked up
     "": ("index.html", "text/html; charset=utf-8"),
@@ -143,6 +143,7 @@ class Service:
 
     def __post_init__(self) -> None:
         self.pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="model")
+        self.slow = ThreadPoolExecutor(WORKERS, thread_name_prefix="slow")
         self.waiting = 0
 
     def close(self) -> None:
@@ -150,6 +151,7 @@ class Service:
         if self.shelf is not None:
             self.shelf.close()
         self.pool.shutdown(wait=False, cancel_futures=True)
+        self.slow.shutdown(wait=False, cancel_futures=True)
 
     async def work(
         self, do: Callable[[], Result], pool: ThreadPoolExecutor | None = None
@@ -215,8 +217,8 @@ def make_app(service: Service) -> FastAPI:
     @app.post("/api/start")
     async def start(asked: Start) -> dict[str, Any]:
         name = service.library.first if asked.model is None else asked.model
-        model = await service.work(lambda: service.library.model(name))
-        about = await service.work(lambda: service.library.describe(name))
+        model = await service.work(lambda: service.library.model(name), service.slow)
+        about = await service.work(lambda: service.library.describe(name), service.slow)
         session = service.sessions.start(name, model)
         state = await service.ask(session, lambda: answers.describe(session))
         return {"session": session.id, "about": about, "state": state}
@@ -226,9 +228,15 @@ def make_app(service: Service) -> FastAPI:
         service.sessions.end(session.id)
         return {}
 
+    @app.post("/api/leave")
+    async def leave(session: Mine) -> dict[str, Any]:
+        """A page is closed, or loaded again: its session stays while there is room."""
+        session.used -= IDLE
+        return {}
+
     @app.post("/api/resume")
     async def resume(session: Mine) -> dict[str, Any]:
-        about = await service.work(lambda: service.library.describe(session.name))
+        about = await service.work(lambda: service.library.describe(session.name), service.slow)
         state = await service.ask(session, lambda: answers.describe(session))
         return {"session": session.id, "about": about, "state": state}
 
@@ -315,14 +323,15 @@ def make_app(service: Service) -> FastAPI:
     @app.post("/api/examples")
     async def examples(asked: Examples, session: Mine) -> dict[str, Any]:
         found = await service.work(
-            lambda: service.library.examples(session.name, asked.set, asked.count, asked.seed)
+            lambda: service.library.examples(session.name, asked.set, asked.count, asked.seed),
+            service.slow,
         )
         return {"images": found}
 
     @app.post("/api/decode")
     async def decode(request: Request, session: Mine) -> dict[str, Any]:
         content, config = await request.body(), session.model.config
-        pixels = await service.work(lambda: decode_file(content, config.image))
+        pixels = await service.work(lambda: decode_file(content, config.image), service.slow)
         return {"image": as_ink(pixels, config.likelihood == "bernoulli")}
 
     # A store

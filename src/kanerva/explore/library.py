@@ -34,7 +34,7 @@ class Library:
         self.names = list(dict.fromkeys(found))
         self._models: OrderedDict[str, MemoryModel] = OrderedDict()
         self._sets: dict[str, UInt8[Tensor, "N C H W"]] = {}
-        self._lock = threading.Lock()
+        self._model_lock, self._set_lock = threading.Lock(), threading.Lock()
         if model is not None:
             self._models[first] = model
 
@@ -42,7 +42,7 @@ class Library:
         """One of the names, loaded when first asked for."""
         if name not in self.names:
             raise UserError("no model of that name")
-        with self._lock:
+        with self._model_lock:
             if name not in self._models:
                 model = load(name).requires_grad_(False).eval()
                 if not model.remembers:
@@ -68,7 +68,7 @@ class Library:
         """Some test images of a set, as a model takes them."""
         if set_name not in self.sets_for(name):
             raise UserError("no set of that name fits this model")
-        with self._lock:
+        with self._set_lock:
             if set_name not in self._sets:
                 self._sets[set_name] = data.load(set_name, "test", self.root).images
             images = self._sets[set_name]

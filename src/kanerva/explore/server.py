@@ -12,6 +12,7 @@ import torch
 import uvicorn
 
 from kanerva.errors import UserError
+from kanerva.explore.answers import warm
 from kanerva.explore.app import PAGE, Service, make_app
 from kanerva.explore.guard import LOOPBACK, Guard, is_address
 from kanerva.explore.library import Library
@@ -38,6 +39,7 @@ def listen(host: str, port: int) -> socket.socket:
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         bound.bind((host, port))
+        bound.listen(128)  # from here on a browser may come, and wait
         return bound
     except OSError as error:
         bound.close()
@@ -74,6 +76,7 @@ def _serve(service: Service, bound: socket.socket, host: str, browser: bool) -> 
     app = Guard(make_app(service), token, port, [f"/{name}" for name in PAGE], hosts)
     address = f"http://{name}:{port}/#{token}"
     print(address, flush=True)
+    service.pool.submit(warm, service.library.model(service.library.first))
     if browser:
         threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
     config = uvicorn.Config(

@@ -40,11 +40,16 @@ export class Refused extends Error {
   }
 }
 
+const headed = () => ({ authorization: `Bearer ${token}`, "x-session": session });
+
+// Nobody waits for this answer.
+export const leave = () => fetch("api/leave", { method: "POST", headers: headed(), keepalive: true }).catch(() => {});
+
 export async function ask(name, body = {}, raw = false) {
   busy(1);
   try {
     const file = body instanceof Blob;
-    const headers = { authorization: `Bearer ${token}`, "x-session": session };
+    const headers = headed();
     headers["content-type"] = file ? "application/octet-stream" : "application/json";
     const sent = name === "about" ? {} : { method: "POST", body: file ? body : JSON.stringify(body) };
     const answer = await fetch(`api/${name}`, { headers, ...sent }).catch(() => {

@@ -1,6 +1,6 @@
 // Everything together: starting, writing, files, keys.
 
-import { $, ask, hasSession, latest, Refused, say, setSession } from "./api.js";
+import { $, ask, hasSession, latest, leave, Refused, say, setSession } from "./api.js";
 import * as answer from "./answer.js";
 import * as easel from "./canvas.js";
 import * as dream from "./dream.js";
@@ -16,7 +16,8 @@ let seed = 0;
 
 async function start(model = null) {
   let begun = null;
-  if (model === null && hasSession()) begun = await ask("resume").catch(() => null);
+  if (hasSession()) begun = await (model === null ? ask("resume") : ask("end")).catch(() => null);
+  if (model !== null) begun = null;
   begun ??= await ask("start", model === null ? {} : { model });
   setSession(begun.session);
   Object.assign(about, begun.about);
@@ -164,6 +165,8 @@ for (const name of ["dragover", "dragleave", "drop"])
     $("drop").classList.toggle("on", name === "dragover");
     if (name === "drop") takeFiles([...event.dataTransfer.files]);
   });
+
+addEventListener("pagehide", () => hasSession() && leave());
 
 function fail(error) {
   const hint = error instanceof Refused && error.status === 401 ? "Open the whole address that kanerva explore printed: its end is a token." : error.message;
