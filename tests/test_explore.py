@@ -448,6 +448,12 @@ def test_a_store_is_searched_and_looked_through(
     found = client.ask("search", image=to_text(images[5]), hidden=half_hidden())
     assert found["hits"][0]["text"] == "glyph 5" and found["hits"][0]["p"] > 0.8
     assert len(found["hits"]) == 12
+    names: dict[str, Any] = {}
+    cue = {"image": to_text(images[5]), "hidden": half_hidden()}
+    exec(compile(client.ask("python", cue=cue, store=True)["text"], "page", "exec"), names)
+    assert names["hits"].ids[0] == found["hits"][0]["id"]
+    assert names["hits"].none == pytest.approx(found["none"], abs=1e-5)
+    names["store"].close()
     pages = [client.ask("browse", page=page)["hits"] for page in range(3)]
     assert [hit["id"] for page in pages for hit in page] == list(range(1, 25))
     other = Client(service).start(model="mnist")
@@ -457,6 +463,7 @@ def test_a_store_is_searched_and_looked_through(
 
 def test_without_a_store_there_is_none_to_search(client: Client, images: torch.Tensor):
     assert "no store" in client.ask("search", 400, image=to_text(images[0]))["error"]
+    assert "no store" in client.ask("python", 400, store=True)["error"]
 
 
 # Many clients

@@ -5,20 +5,31 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 
-import torch
 from fastapi import Depends, FastAPI, Header, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
 import kanerva
 from kanerva.errors import UserError
 from kanerva.explore import answers
+from kanerva.explore.asked import (
+    Browse,
+    Cue,
+    Dream,
+    Examples,
+    Handles,
+    Screen,
+    Search,
+    Shrink,
+    Start,
+    Steps,
+    Write,
+)
 from kanerva.explore.library import Library
-from kanerva.explore.pixels import Damage, Image, as_ink, from_text, to_image
+from kanerva.explore.pixels import as_ink, to_image
 from kanerva.explore.script import SAVED, script
 from kanerva.explore.session import IDLE, Session, Sessions
 from kanerva.explore.shelf import Shelf
@@ -36,80 +47,6 @@ PAGE = {  # what is served beside the answers, by name: no path is ever looked u
     },
 }
 Result = TypeVar("Result")
-Text = Annotated[str, Field(max_length=400_000)]
-Seed = Annotated[int, Field(ge=0, lt=2**31)]
-Handle = Annotated[int, Field(ge=0, lt=2**53)]
-Place = Annotated[float, Field(ge=-1, le=1)]
-
-
-class Start(BaseModel):
-    model: str | None = Field(default=None, max_length=500)
-
-
-class Write(BaseModel):
-    images: list[Text] = Field(max_length=1024)
-
-
-class Handles(BaseModel):
-    handles: list[Handle] = Field(max_length=4096)
-
-
-class Shrink(BaseModel):
-    bits: int = Field(ge=0, le=65535)
-    handles: list[Handle] = Field(default=[], max_length=4096)
-    again: bool = False  # in the place of the last call, if that was the same: a slider moves
-
-
-class Cue(BaseModel):
-    image: Text
-    hidden: Text | None = None
-    noise: Literal["none", "salt_pepper", "gaussian"] = "none"
-    amount: float = Field(default=0.0, ge=0, le=2)
-    down: int = Field(default=0, ge=-6, le=6)
-    right: int = Field(default=0, ge=-6, le=6)
-    seed: Seed = 0
-    told: bool = True
-
-    def parts(self, session: Session) -> tuple[Image, Damage]:
-        """The image, and what was done to it."""
-        config = session.model.config
-        height, width = config.image[1:]
-        hidden = torch.zeros(height, width, dtype=torch.bool)
-        if self.hidden is not None:
-            hidden = from_text(self.hidden, (height, width)) > 127
-        damage = Damage(hidden, self.noise, self.amount, self.down, self.right, self.seed)
-        return to_image(self.image, config.image, config.likelihood == "bernoulli"), damage
-
-
-class Steps(Cue):
-    count: int = Field(default=8, ge=1, le=16)
-    sample: bool = False
-
-
-class Dream(BaseModel):
-    x: Place | None = None
-    y: Place | None = None
-    spread: float = Field(default=0.0, ge=0, le=2)
-    count: int = Field(default=1, ge=1, le=24)
-    seed: Seed = 0
-
-
-class Examples(BaseModel):
-    set: str = Field(max_length=100)
-    count: int = Field(default=12, ge=1, le=64)
-    seed: Seed = 0
-
-
-class Search(Cue):
-    page: int = Field(default=0, ge=0, le=20)
-
-
-class Browse(BaseModel):
-    page: int = Field(default=0, ge=0, lt=2**31)
-
-
-class Screen(BaseModel):
-    cue: Cue | None = None
 
 
 class Missing(UserError):
@@ -194,6 +131,11 @@ def make_app(service: Service) -> FastAPI:
     app.state.sessions = service.sessions
     folder = files("kanerva.explore") / "static"
     page = {n: ((folder / file).read_bytes(), kind) for n, (file, kind) in PAGE.items()}
+
+    def the_shelf() -> Shelf:
+        if service.shelf is None:
+            raise UserError("no store was named: kanerva explore STORE")
+        return service.shelf
 
     @app.get("/")
     @app.get("/{name}")
@@ -316,7 +258,8 @@ def make_app(service: Service) -> FastAPI:
     async def python(asked: Screen, session: Mine) -> dict[str, Any]:
         image, damage = (None, None) if asked.cue is None else asked.cue.parts(session)
         told = asked.cue is not None and asked.cue.told
-        return {"text": script(session, image, damage, told)}
+        store = str(the_shelf().path) if asked.store else None
+        return {"text": script(session, image, damage, told, store)}
 
     # Images
 
@@ -335,11 +278,6 @@ def make_app(service: Service) -> FastAPI:
         return {"image": as_ink(pixels, config.likelihood == "bernoulli")}
 
     # A store
-
-    def the_shelf() -> Shelf:
-        if service.shelf is None:
-            raise UserError("no store was named: kanerva explore STORE")
-        return service.shelf
 
     @app.post("/api/search")
     async def search(asked: Search, session: Mine) -> dict[str, Any]:

@@ -35,17 +35,32 @@ def images(text: str) -> torch.Tensor:
 '''
 
 
-def script(session: Session, image: Image | None, damage: Damage | None, told: bool) -> str:
-    """The session's memory, and where an image is on the screen, the search for it."""
+def script(
+    session: Session,
+    image: Image | None,
+    damage: Damage | None,
+    told: bool,
+    store: str | None = None,
+) -> str:
+    """The session's memory, or the store at a path, and where an image is on the screen, the search
+    for it."""
     shape, binary = session.model.config.image, session.model.config.likelihood == "bernoulli"
     sides = ", ".join(map(str, shape))
     reader = (_BITS if binary else _BYTES).format(size=int(np.prod(shape)), shape=sides)
-    lines = [_START + reader, "", f"model = kanerva.load({session.name!r})"]
-    if not session.state.calls or session.state.calls[0].verb not in ("open", "write"):
-        lines.append("memory = model.empty()")
-    lines += [_line(call, binary) for call in session.state.calls]
+    lines = [_START + reader, ""]
+    if store is not None:
+        lines.append(f"store = kanerva.Store({store!r})")
+    else:
+        calls = session.state.calls
+        lines.append(f"model = kanerva.load({session.name!r})")
+        if not calls or calls[0].verb not in ("open", "write"):
+            lines.append("memory = model.empty()")
+        lines += [_line(call, binary) for call in calls]
     if image is not None and damage is not None:
-        lines += _search(session, image, damage, told, binary)
+        lines += _make_cue(image, damage, told, binary)
+        options = ", observed=observed" if told and bool(damage.hidden.any()) else ""
+        options += f", shifts={damage.reach}" if damage.reach else ""
+        lines += _search(session, options, store)
     return "\n".join(lines) + "\n"
 
 
@@ -65,8 +80,8 @@ def _line(call: Call, binary: bool) -> str:
     return f"memory = kanerva.Memory.load({SAVED!r}, model.empty())  # Save, on the page"
 
 
-def _search(session: Session, image: Image, damage: Damage, told: bool, binary: bool) -> list[str]:
-    """The cue, and what is asked of the memory."""
+def _make_cue(image: Image, damage: Damage, told: bool, binary: bool) -> list[str]:
+    """The cue, and which of its pixels are seen."""
     lines = ["", f"image = images({_pack((image,), binary)!r})[0]"]
     cue = damage.apply(image)
     if torch.equal(cue, image):
@@ -79,7 +94,6 @@ def _search(session: Session, image: Image, damage: Damage, told: bool, binary: 
             f"numbers = np.frombuffer(base64.b64decode({numbers!r}), dtype='<f4')",
             "cue = torch.from_numpy(numbers.copy()).view(image.shape)",
         ]
-    options = ""
     if told and bool(damage.hidden.any()):
         seen = np.packbits((~damage.hidden).numpy().astype(np.uint8))
         text, shape = base64.b64encode(seen.tobytes()).decode(), tuple(damage.hidden.shape)
@@ -87,18 +101,20 @@ def _search(session: Session, image: Image, damage: Damage, told: bool, binary: 
             f"seen = np.unpackbits(np.frombuffer(base64.b64decode({text!r}), dtype=np.uint8))",
             f"observed = torch.from_numpy(seen[: {damage.hidden.numel()}].reshape({shape}).copy())",
         ]
-        options += ", observed=observed"
-    options += f", shifts={damage.reach}" if damage.reach else ""
-    if session.model.has_blocks:
-        lines += [
-            f"hits = model.find(memory, cue{options})",
-            "for hit in hits:",
-            '    print(f"handle {hit.id}: {hit.probability:.4f}")',
-            'print(f"none of these: {hits.none:.4f}")',
-        ]
-    else:
-        lines.append("steps = model.recall(memory, cue[None], steps=8)")
     return lines
+
+
+def _search(session: Session, options: str, store: str | None) -> list[str]:
+    """What is asked of the memory, or of the store."""
+    if store is None and not session.model.has_blocks:
+        return ["steps = model.recall(memory, cue[None], steps=8)"]
+    asked = "model.find(memory, cue" if store is None else "store.find(cue"
+    return [
+        f"hits = {asked}{options})",
+        "for hit in hits:",
+        '    print(f"{hit.id}: {hit.probability:.4f}")',
+        'print(f"none of these: {hits.none:.4f}")',
+    ]
 
 
 def _pack(images: tuple[Image, ...], binary: bool) -> str:

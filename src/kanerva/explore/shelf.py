@@ -18,7 +18,8 @@ class Shelf:
     def __init__(self, path: Path) -> None:
         self.pool = ThreadPoolExecutor(1, thread_name_prefix="store")
         self.store = self.pool.submit(Store, path).result()
-        self.name, self.count = path.name, self.pool.submit(len, self.store).result()
+        self.path, self.name = path, path.name
+        self.count = self.pool.submit(len, self.store).result()
         self.model_name = str(self.pool.submit(self.store.info).result()["model"])
 
     def describe(self) -> dict[str, Any]:
@@ -34,6 +35,7 @@ class Shelf:
             {
                 "id": h.id,
                 "p": number(h.probability),
+                "shift": list(h.shift),
                 "text": h.payload[:200],
                 "image": to_text(h.image),
             }

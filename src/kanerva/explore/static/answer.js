@@ -7,17 +7,42 @@ import { about, bytes, count, erase, make, paint, percent, picture } from "./pai
 
 const SHOWN = 5;
 let answered = () => {};
+let searched = () => {};
+let best = null;
 let steps = [];
 let playing = 0;
 
 export function onAnswer(callback) {
   answered = callback;
 }
+export function onSearch(callback) {
+  searched = callback;
+}
+
+// Where there is a store it is asked first.
+export function offerStore(offered) {
+  $("source").hidden = !offered;
+  document.querySelector(`input[name=source][value=${offered ? "store" : "memory"}]`).checked = true;
+}
+for (const choice of document.querySelectorAll("input[name=source]")) choice.addEventListener("change", () => update());
+
+export const asksStore = () => document.querySelector("input[name=source]:checked").value === "store";
+const something = () => asksStore() || memory.held.length > 0;
 
 export const update = latest(async () => {
-  $("reading").hidden = !about.can.recall || isBlank() || !memory.held.length;
-  if (isBlank() || !memory.held.length) return quiet();
+  $("reading").hidden = !about.can.recall || isBlank() || !memory.held.length || asksStore();
+  if (isBlank() || !something()) return quiet();
   const asked = cue();
+  if (asksStore()) {
+    const begun = performance.now();
+    const found = await ask("search", asked);
+    paint($("cue"), found.cue);
+    show(found.none, found.hits.map((hit) => ({ ...hit, name: `no. ${hit.id}` })));
+    $("details").replaceChildren();
+    searched(found, begun);
+    answered(found);
+    return;
+  }
   if (!about.can.find) {
     $("bars").replaceChildren();
     const read = await ask("steps", { ...asked, count: 8 });
@@ -27,8 +52,10 @@ export const update = latest(async () => {
   } else {
     const found = await ask("find", asked);
     paint($("cue"), found.cue);
-    show(found);
+    const known = found.hits.filter((hit) => find(hit.handle));
+    show(found.none, known.map((hit) => ({ ...hit, name: `image ${hit.handle}`, image: find(hit.handle).image })));
     answered(found);
+    best = found.hits[0]?.handle;
   }
   const more = await ask("details", asked);
   if (!isBlank()) showDetails(more);
@@ -36,8 +63,8 @@ export const update = latest(async () => {
 });
 
 function quiet() {
-  const text = memory.held.length ? "Draw something, or choose an image." : "Nothing is written yet.";
-  const hint = memory.held.length ? "" : "Draw an image and write it, or write the examples.";
+  const text = something() ? "Draw something, or choose an image." : "Nothing is written yet.";
+  const hint = something() ? "" : "Draw an image and write it, or write the examples.";
   verdict(text, hint);
   if (isBlank()) erase($("cue"));
   else paint($("cue"), bytes(cue().image));
@@ -55,7 +82,7 @@ function verdict(text, hint, none = false) {
   line.replaceChildren(text);
   if (hint) line.append(make("small", "", hint));
   line.classList.toggle("none", none);
-  mini.text = hint && memory.held.length ? `${text} ${hint}` : "";
+  mini.text = hint && something() ? `${text} ${hint}` : "";
   showMini();
 }
 
@@ -71,20 +98,21 @@ new IntersectionObserver(([seen]) => {
 }).observe($("bars"));
 $("mini").addEventListener("click", () => $("answer").scrollIntoView({ behavior: "smooth" }));
 
-function show({ hits, none }) {
-  const best = hits[0];
-  const [down, right] = best.shift;
+function show(none, hits) {
+  if (!hits.length) return verdict("It is not here.", "nothing is held", true);
+  const first = hits[0];
+  const [down, right] = first.shift;
   const moved = [right && `${Math.abs(right)} px ${right > 0 ? "right" : "left"}`, down && `${Math.abs(down)} px ${down > 0 ? "down" : "up"}`];
   const how = moved.some(Boolean) ? `, moved ${moved.filter(Boolean).join(" and ")}` : "";
   if (none >= 0.5) verdict("It is not here.", `${percent(none)} sure that none of these was shown`, true);
-  else if (best.p >= 0.5) verdict(`It is image ${best.handle}${how}.`, `${percent(best.p)} sure`);
-  else verdict(`Perhaps image ${best.handle}${how}.`, `${percent(best.p)}, the likeliest of ${hits.length}`);
-  paint($("recalled"), find(best.handle)?.image ?? $("cue").painted);
-  paint($("mini-picture"), $("recalled").painted);
-  $("recalled-caption").textContent = none >= 0.5 ? "nearest it has" : `image ${best.handle}`;
-  const rows = hits.slice(0, SHOWN).map((hit) => bar(picture(find(hit.handle)?.image ?? ""), `image ${hit.handle}`, hit.p));
-  const rest = hits.slice(SHOWN).reduce((sum, hit) => sum + hit.p, 0);
-  if (hits.length > SHOWN) rows.push(bar(null, `${hits.length - SHOWN} others`, rest));
+  else if (first.p >= 0.5) verdict(`It is ${first.name}${how}.`, `${percent(first.p)} sure`);
+  else verdict(`Perhaps ${first.name}${how}.`, `${percent(first.p)}, the likeliest of all`);
+  paint($("recalled"), first.image);
+  paint($("mini-picture"), first.image);
+  $("recalled-caption").textContent = none >= 0.5 ? "nearest it has" : first.name;
+  const rows = hits.slice(0, SHOWN).map((hit) => bar(picture(hit.image), hit.name, hit.p));
+  const rest = 1 - none - hits.slice(0, SHOWN).reduce((sum, hit) => sum + hit.p, 0);
+  if (hits.length > SHOWN) rows.push(bar(null, asksStore() ? "others" : `${hits.length - SHOWN} others`, Math.max(0, rest)));
   rows.push(bar(null, "not here", none, "none"));
   $("bars").replaceChildren(...rows);
 }
@@ -109,7 +137,6 @@ function showDetails({ familiarity, bound, nearest }) {
   const nats = (value) => (value === null ? "∞" : `${value > 999 || value < -999 ? count(value) : value.toFixed(1)} nats`);
   if (about.can.find) row("familiarity", familiarity === null ? "–" : nats(familiarity), "How much better a block explains your image than no block does. Above zero: it was written.");
   if (nearest) {
-    const best = Number(document.querySelector("#bars li span:nth-child(2)")?.textContent.split(" ")[1]);
     const other = about.can.find && nearest.handle !== best;
     row("nearest pixels say", `image ${nearest.handle}`, "What a search for the least squared error on visible pixels would give; it cannot say that an image is not here.", other ? "differs" : "");
   }

@@ -11,6 +11,7 @@ import { tick } from "./tour.js";
 
 const EXAMPLES = 12;
 const LARGEST = 12e6;
+const served = { first: "", store: null, models: [], version: "" };
 let examples = [];
 let seed = 0;
 
@@ -26,9 +27,12 @@ async function start(model = null) {
   $("shrink").hidden = !about.can.shrink;
   $("set").replaceChildren(...about.sets.map((name) => new Option(name.replace("_", "-"), name)));
   $("set").parentElement.hidden = about.sets.length < 2;
+  const mine = about.name === served.first ? served.store : null; // a store belongs to its model
+  answer.offerStore(mine);
   easel.reset();
   dream.reset();
   memory.accept(begun.state);
+  shelf.start(mine);
   await showExamples();
 }
 
@@ -111,7 +115,11 @@ memory.onChange(() => {
 });
 answer.onAnswer(() => easel.isDamaged() && tick("find"));
 dream.onDream(() => tick("forget"));
-shelf.onUse((image) => easel.put(image));
+answer.onSearch(shelf.showSearch);
+shelf.onUse((image) => {
+  easel.heal();
+  easel.put(image);
+});
 
 $("write").addEventListener("click", writeDrawn);
 $("write-all").addEventListener("click", writeExamples);
@@ -174,11 +182,10 @@ function fail(error) {
   say(hint);
 }
 try {
-  const { models, version, store } = await ask("about");
-  $("version").textContent = `kanerva ${version}`;
-  $("model").replaceChildren(...models.map((name) => new Option(name, name)));
+  Object.assign(served, await ask("about"));
+  $("version").textContent = `kanerva ${served.version}`;
+  $("model").replaceChildren(...served.models.map((name) => new Option(name, name)));
   await start();
-  shelf.start(store);
   document.documentElement.dataset.ready = "true";
 } catch (error) {
   fail(error);

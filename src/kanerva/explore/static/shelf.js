@@ -8,13 +8,17 @@ let mode = "browse";
 let page = 0;
 let use = () => {};
 let each = 12;
+let turned = 0;
 
 export function onUse(callback) {
   use = callback;
 }
 
 const load = latest(async () => {
-  const found = await (mode === "search" ? ask("search", { ...cue(), page }) : ask("browse", { page }));
+  show(await (mode === "search" ? ask("search", { ...cue(), page }) : ask("browse", { page })));
+});
+
+function show(found) {
   const rows = found.hits.map((hit) => {
     const button = make("button");
     button.type = "button";
@@ -26,21 +30,30 @@ const load = latest(async () => {
     return button;
   });
   $("shelf-hits").replaceChildren(...rows);
-  const none = mode === "search" ? ` · not here: ${percent(found.none)}` : "";
-  $("shelf-page").textContent = `page ${page + 1}${none}`;
+  $("shelf-page").textContent = `${mode === "search" ? "likeliest, " : ""}page ${page + 1}`;
   $("shelf-back").disabled = page === 0;
   $("shelf-next").disabled = rows.length < each || (mode === "search" && page >= 20);
-});
+}
+
+// What was found for the answer is the first page here, unless pages were turned meanwhile.
+export function showSearch(found, begun) {
+  if (turned > begun) return;
+  mode = "search";
+  page = 0;
+  show(found);
+}
 
 export function start(store) {
   $("shelf").hidden = !store;
+  document.documentElement.toggleAttribute("data-store", Boolean(store));
   if (!store) return;
   each = store.each;
-  $("shelf-title").textContent = `Store ${store.name}`;
+  $("shelf-title").textContent = store.name;
   $("shelf-size").textContent = `${count(store.images)} images`;
-  load();
+  turn(0, "browse");
 }
 function turn(to, kind = mode) {
+  turned = performance.now();
   page = to;
   mode = kind;
   load();

@@ -1,6 +1,7 @@
 // Four first steps, ticked off as they are done; help; code; light and dark.
 
 import { $, ask, say } from "./api.js";
+import { asksStore } from "./answer.js";
 import { cue, isBlank, show } from "./canvas.js";
 import { drawMap } from "./memory.js";
 import { readTheme, repaint } from "./paint.js";
@@ -27,7 +28,7 @@ for (const button of document.querySelectorAll("[data-close]")) button.addEventL
 
 $("python").addEventListener("click", async () => {
   try {
-    const { text } = await ask("python", { cue: isBlank() ? null : cue() });
+    const { text } = await ask("python", { cue: isBlank() ? null : cue(), store: asksStore() });
     $("code-text").textContent = text;
     $("code").showModal();
   } catch (error) {
