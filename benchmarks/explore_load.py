@@ -65,7 +65,7 @@ async def measure(
         allowed = 2 * torch_s + 2
         print(f"usable after {ready:.2f} s; import torch {torch_s:.2f} s, so {allowed:.2f} allowed")
         waits: dict[str, list[float]] = {}
-        sizes = [resident(pid)]
+        sizes, used = [resident(pid)], cpu_seconds(pid)
         end = time.perf_counter() + options.seconds
         people = [
             asyncio.create_task(person(web, number, end, options.think, waits))
@@ -75,12 +75,15 @@ async def measure(
             await asyncio.sleep(min(5.0, options.seconds / 10))
             sizes.append(resident(pid))
         await asyncio.gather(*people)
+        used = cpu_seconds(pid) - used
     print(f"{options.clients} clients, {options.seconds:.0f} s, {options.think} s of thought")
     print(f"{'':10}{'count':>8}{'p50 ms':>10}{'p95 ms':>10}{'most':>10}")
     for verb, times in sorted(waits.items()):
         cuts = statistics.quantiles(times, n=20)
         row = f"{verb:10}{len(times):>8}"
         print(row + "".join(f"{1e3 * t:>10.0f}" for t in (cuts[9], cuts[18], max(times))))
+    count = sum(map(len, waits.values()))
+    print(f"{count} answers, {1e3 * used / count:.1f} ms of the server's processor time for each")
     third = max(1, len(sizes) // 3)
     early, late = max(sizes[third : 2 * third]), max(sizes[-third:])
     print(f"resident MB: start {sizes[0]:.0f}, middle third {early:.0f}, last third {late:.0f}")
@@ -90,6 +93,12 @@ def resident(pid: int) -> float:
     """MB of memory that a process has."""
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+def cpu_seconds(pid: int) -> float:
+    """Processor time that a process has taken: the same however busy its machine is."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 async def ask(web: httpx.AsyncClient, verb: str, body: dict, session: str = "") -> dict:

@@ -45,6 +45,7 @@ from kanerva.explore.pixels import Damage, from_text, moved, to_text
 from kanerva.explore.session import Sessions
 from kanerva.models.base import MemoryModel
 from kanerva.models.loading import load
+from test_contract import NAMES, config_of
 
 Draw = Callable[..., torch.Tensor]
 
@@ -615,3 +616,31 @@ def test_it_prints_one_address_answers_and_ends_by_ctrl_c(tmp_path: Path):
         out, err = server.communicate(timeout=30)
     assert server.returncode == 130 and out == "" and list(tmp_path.iterdir()) == []
     assert "Traceback" not in err and "open to others" in err.splitlines()[0]
+
+
+@pytest.mark.parametrize("name", [*NAMES, "kpp outline", "dnc colour"])
+def test_whatever_model_there_is_answers_or_says_why_not(name: str, draw: Draw):
+    """Every request that a page makes, at the smallest sizes of each model."""
+    model = kanerva.build(config_of(name)).requires_grad_(False).eval()
+    client = Client(Service(Library("tiny", model=model), Sessions()))
+    if not model.remembers:
+        assert "no memory" in client.ask("start", 400)["error"]
+        return
+    client.start()
+    pictures = [to_text(picture) for picture in draw(model.config, 3)]
+    bodies = {
+        "write": {"images": pictures},
+        "find": {"image": pictures[0]},
+        "details": {"image": pictures[0]},
+        "steps": {"image": pictures[0], "count": 2},
+        "dream": {"count": 2},
+        "python": {"cue": {"image": pictures[0]}},
+        "save": {},
+        "free": {"handles": [0]},
+        "undo": {},
+    }
+    for verb, body in bodies.items():
+        answer = client.send("POST", f"/api/{verb}", json=body)
+        refusable = {"find", "free"} if model.recalls else {"find", "free", "steps"}
+        assert answer.status_code == 200 or verb in refusable, (verb, answer.text)
+        assert answer.status_code in (200, 400)

@@ -17,9 +17,9 @@ let seed = 0;
 
 async function start(model = null) {
   let begun = null;
-  if (hasSession()) begun = await (model === null ? ask("resume") : ask("end")).catch(() => null);
-  if (model !== null) begun = null;
+  if (model === null && hasSession()) begun = await ask("resume").catch(() => null);
   begun ??= await ask("start", model === null ? {} : { model });
+  if (model !== null) await ask("end").catch(() => null); // the session of the model before
   setSession(begun.session);
   Object.assign(about, begun.about);
   $("model").value = about.name;
@@ -43,7 +43,7 @@ const showExamples = latest(async () => {
     button.type = "button";
     button.setAttribute("aria-label", `Example ${index + 1}`);
     button.append(picture(image));
-    button.addEventListener("click", () => easel.put(bytes(image)));
+    button.addEventListener("click", () => use(bytes(image)));
     return button;
   });
   $("examples").replaceChildren(...buttons);
@@ -105,10 +105,12 @@ easel.onChange(() => {
   if (easel.isDamaged() && !easel.isBlank()) tick("damage");
   answer.update();
 });
-memory.onUse((image) => {
+function use(image) {
   easel.heal();
   easel.put(image);
-});
+}
+memory.onUse(use);
+shelf.onUse(use);
 memory.onChange(() => {
   answer.update();
   dream.refresh();
@@ -116,10 +118,6 @@ memory.onChange(() => {
 answer.onAnswer(() => easel.isDamaged() && tick("find"));
 dream.onDream(() => tick("forget"));
 answer.onSearch(shelf.showSearch);
-shelf.onUse((image) => {
-  easel.heal();
-  easel.put(image);
-});
 
 $("write").addEventListener("click", writeDrawn);
 $("write-all").addEventListener("click", writeExamples);
@@ -142,7 +140,12 @@ $("open").addEventListener("click", () => $("memory-file").click());
 $("files").addEventListener("click", () => $("image-files").click());
 $("memory-file").addEventListener("change", (event) => event.target.files[0] && openMemory(event.target.files[0]).then(() => (event.target.value = "")));
 $("image-files").addEventListener("change", (event) => takeFiles([...event.target.files]).then(() => (event.target.value = "")));
-$("model").addEventListener("change", () => start($("model").value).catch(fail));
+$("model").addEventListener("change", () =>
+  start($("model").value).catch((error) => {
+    $("model").value = about.name; // it stays
+    say(error.message);
+  }),
+);
 
 const shrink = latest(async (bits) => {
   await memory.change("shrink", { bits, again: true });
