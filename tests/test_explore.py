@@ -222,8 +222,8 @@ def test_what_is_written_has_a_cell_a_handle_bits_and_a_picture(
 def test_half_of_an_image_is_found_and_a_stranger_is_not(full: Client, images: torch.Tensor):
     for handle in (1, 6):
         cue = {"image": to_text(images[handle]), "hidden": half_hidden()}
-        for told in (True, False):
-            found = full.ask("find", **cue, told=told)
+        for mask_given in (True, False):
+            found = full.ask("find", **cue, mask_given=mask_given)
             assert found["hits"][0]["handle"] == handle and found["hits"][0]["p"] > 0.9
             total = found["none"] + sum(hit["p"] for hit in found["hits"])
             assert total == pytest.approx(1, abs=1e-3) and len(found["hits"]) == 12
@@ -333,8 +333,12 @@ def test_the_python_it_shows_makes_the_same_memory_and_answer(
     assert names["hits"][0].id == found["hits"][0]["handle"] == 8
     assert names["hits"].none == pytest.approx(found["none"], abs=1e-5)
     assert "none of these" in capsys.readouterr().out
-    plain = full.ask("python", cue={"image": to_text(images[8])})["text"]
-    assert "cue = image" in plain and "observed" not in plain
+    for given in (True, False):
+        cue = {"image": to_text(images[8]), "mask_given": given}
+        text, found = full.ask("python", cue=cue)["text"], full.ask("find", **cue)
+        assert "cue = image" in text and ("observed" in text) is given
+        exec(compile(text, "page", "exec"), names)
+        assert names["hits"].none == pytest.approx(found["none"], abs=1e-6)
 
 
 def test_the_python_of_an_opened_memory_begins_with_its_file(

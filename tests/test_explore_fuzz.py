@@ -44,7 +44,7 @@ LIKELY: dict[str, st.SearchStrategy[Any]] = {
     "amount": st.floats(-0.5, 2.5),
     "down": st.integers(-8, 8),
     "right": st.integers(-8, 8),
-    "told": st.booleans(),
+    "mask_given": st.booleans(),
     "seed": st.integers(-1, 2**31),
     "count": st.integers(-1, 30),
     "sample": st.booleans(),

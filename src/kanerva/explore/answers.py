@@ -120,10 +120,10 @@ def changed_cells(before: Memory, after: Memory) -> list[int]:
 # Which image a cue shows
 
 
-def find(session: Session, image: Image, damage: Damage, told: bool) -> dict[str, Any]:
+def find(session: Session, image: Image, damage: Damage, mask_given: bool) -> dict[str, Any]:
     """The posterior over what is held, and none of it."""
     cue = damage.apply(image)
-    seen = damage.observed if told else None
+    seen = damage.observed if mask_given else None
     if len(session.memory) == 0:
         return {"cue": to_text(cue), "none": 1.0, "hits": []}
     hits = session.model.find(
@@ -179,7 +179,7 @@ def nearest(session: Session, cue: Image, seen: Float[Tensor, "H W"]) -> tuple[i
 
 
 def steps(
-    session: Session, image: Image, damage: Damage, told: bool, count: int, sample: bool
+    session: Session, image: Image, damage: Damage, mask_given: bool, count: int, sample: bool
 ) -> dict[str, Any]:
     """Iterative reading: the cue, then every picture that is read of the last one."""
     cue = damage.apply(image)
@@ -188,7 +188,7 @@ def steps(
         cue[None],
         steps=count,
         sample=sample,
-        observed=damage.observed[None] if told else None,
+        observed=damage.observed[None] if mask_given else None,
         generator=stream(damage.seed, "recall"),
     )
     return {"cue": to_text(cue), "steps": [to_text(picture[0]) for picture in pictures]}

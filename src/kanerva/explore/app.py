@@ -232,7 +232,9 @@ def make_app(service: Service) -> FastAPI:
     @app.post("/api/find")
     async def find(asked: Cue, session: Mine) -> dict[str, Any]:
         image, damage = asked.parts(session)
-        return await service.ask(session, lambda: answers.find(session, image, damage, asked.told))
+        return await service.ask(
+            session, lambda: answers.find(session, image, damage, asked.mask_given)
+        )
 
     @app.post("/api/details")
     async def details(asked: Cue, session: Mine) -> dict[str, Any]:
@@ -244,7 +246,9 @@ def make_app(service: Service) -> FastAPI:
         image, damage = asked.parts(session)
         return await service.ask(
             session,
-            lambda: answers.steps(session, image, damage, asked.told, asked.count, asked.sample),
+            lambda: answers.steps(
+                session, image, damage, asked.mask_given, asked.count, asked.sample
+            ),
         )
 
     @app.post("/api/dream")
@@ -257,9 +261,9 @@ def make_app(service: Service) -> FastAPI:
     @app.post("/api/python")
     async def python(asked: Screen, session: Mine) -> dict[str, Any]:
         image, damage = (None, None) if asked.cue is None else asked.cue.parts(session)
-        told = asked.cue is not None and asked.cue.told
+        mask_given = asked.cue is not None and asked.cue.mask_given
         store = str(the_shelf().path) if asked.store else None
-        return {"text": script(session, image, damage, told, store)}
+        return {"text": script(session, image, damage, mask_given, store)}
 
     # Images
 
@@ -286,7 +290,7 @@ def make_app(service: Service) -> FastAPI:
             raise UserError("the store belongs to another model: choose that")
         image, damage = asked.parts(session)
         return await service.work(
-            lambda: shelf.search(image, damage, asked.told, asked.page), shelf.pool
+            lambda: shelf.search(image, damage, asked.mask_given, asked.page), shelf.pool
         )
 
     @app.post("/api/browse")

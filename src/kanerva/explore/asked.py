@@ -40,7 +40,7 @@ class Cue(BaseModel):
     down: int = Field(default=0, ge=-6, le=6)
     right: int = Field(default=0, ge=-6, le=6)
     seed: Seed = 0
-    told: bool = True
+    mask_given: bool = True
 
     def parts(self, session: Session) -> tuple[Image, Damage]:
         """The image, and what was done to it."""

@@ -39,7 +39,7 @@ def script(
     session: Session,
     image: Image | None,
     damage: Damage | None,
-    told: bool,
+    mask_given: bool,
     store: str | None = None,
 ) -> str:
     """The session's memory, or the store at a path, and where an image is on the screen, the search
@@ -57,8 +57,8 @@ def script(
             lines.append("memory = model.empty()")
         lines += [_line(call, binary) for call in calls]
     if image is not None and damage is not None:
-        lines += _make_cue(image, damage, told, binary)
-        options = ", observed=observed" if told and bool(damage.hidden.any()) else ""
+        lines += _make_cue(image, damage, mask_given, binary)
+        options = ", observed=observed" if mask_given else ""
         options += f", shifts={damage.reach}" if damage.reach else ""
         lines += _search(session, options, store)
     return "\n".join(lines) + "\n"
@@ -80,7 +80,7 @@ def _line(call: Call, binary: bool) -> str:
     return f"memory = kanerva.Memory.load({SAVED!r}, model.empty())  # Save, on the page"
 
 
-def _make_cue(image: Image, damage: Damage, told: bool, binary: bool) -> list[str]:
+def _make_cue(image: Image, damage: Damage, mask_given: bool, binary: bool) -> list[str]:
     """The cue, and which of its pixels are seen."""
     lines = ["", f"image = images({_pack((image,), binary)!r})[0]"]
     cue = damage.apply(image)
@@ -94,7 +94,9 @@ def _make_cue(image: Image, damage: Damage, told: bool, binary: bool) -> list[st
             f"numbers = np.frombuffer(base64.b64decode({numbers!r}), dtype='<f4')",
             "cue = torch.from_numpy(numbers.copy()).view(image.shape)",
         ]
-    if told and bool(damage.hidden.any()):
+    if mask_given and not bool(damage.hidden.any()):
+        lines.append(f"observed = torch.ones{tuple(damage.hidden.shape)}  # nothing is hidden")
+    elif mask_given:
         seen = np.packbits((~damage.hidden).numpy().astype(np.uint8))
         text, shape = base64.b64encode(seen.tobytes()).decode(), tuple(damage.hidden.shape)
         lines += [

@@ -23,13 +23,13 @@ from kanerva.plain_files import reason
 
 def open_service(target: str, root: Path | None = None) -> Service:
     """What answers for a model's name, a run folder, or a store's file."""
-    path = Path(target)
+    target, path = target.rstrip("/") or target, Path(target)
     if path.is_file():
         shelf = Shelf(path)
         library = Library(shelf.model_name, root, shelf.store.model)
         return Service(library, Sessions(), shelf)
     library = Library(target, root)
-    library.model(target)  # a mistake in the name is told now
+    library.model(target)  # a wrong name is refused now
     return Service(library, Sessions())
 
 

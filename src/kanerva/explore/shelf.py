@@ -25,10 +25,10 @@ class Shelf:
     def describe(self) -> dict[str, Any]:
         return {"name": self.name, "images": self.count, "each": EACH}
 
-    def search(self, image: Image, damage: Damage, told: bool, page: int) -> dict[str, Any]:
+    def search(self, image: Image, damage: Damage, mask_given: bool, page: int) -> dict[str, Any]:
         """A page of hits, likeliest first."""
         cue = damage.apply(image)
-        seen, most = damage.observed if told else None, EACH * (page + 1)
+        seen, most = damage.observed if mask_given else None, EACH * (page + 1)
         hits = self.store.find(cue, observed=seen, shifts=damage.reach, k=most)
         assert isinstance(hits, Hits)
         rows = [

@@ -4,7 +4,7 @@ export const $ = (id) => document.getElementById(id);
 let token = location.hash.slice(1) || sessionStorage.getItem("kanerva-token") || "";
 if (token) sessionStorage.setItem("kanerva-token", token);
 let session = sessionStorage.getItem("kanerva-session") || "";
-let waiting = 0;
+let slow = 0;
 
 export function setSession(id) {
   session = id;
@@ -26,11 +26,19 @@ export function say(text) {
   timer = setTimeout(() => toast.classList.remove("on"), 4500);
 }
 
-// What takes longer than a tenth of a second shows that it is working.
-function busy(step) {
-  waiting += step;
-  if (waiting === 0) $("busy").classList.remove("on");
-  else setTimeout(() => $("busy").classList.toggle("on", waiting > 0), 100);
+// A request that takes longer than a tenth of a second shows that it is working.
+function working() {
+  let shown = false;
+  const timer = setTimeout(() => {
+    shown = true;
+    slow += 1;
+    $("busy").classList.add("on");
+  }, 100);
+  return () => {
+    clearTimeout(timer);
+    if (shown) slow -= 1;
+    if (slow === 0) $("busy").classList.remove("on");
+  };
 }
 
 export class Refused extends Error {
@@ -46,7 +54,7 @@ const headed = () => ({ authorization: `Bearer ${token}`, "x-session": session }
 export const leave = () => fetch("api/leave", { method: "POST", headers: headed(), keepalive: true }).catch(() => {});
 
 export async function ask(name, body = {}, raw = false) {
-  busy(1);
+  const done = working();
   try {
     const file = body instanceof Blob;
     const headers = headed();
@@ -59,7 +67,7 @@ export async function ask(name, body = {}, raw = false) {
     if (!answer.ok) throw new Refused(answer.status, (await answer.json()).error);
     return raw ? answer.blob() : answer.json();
   } finally {
-    busy(-1);
+    done();
   }
 }
 

@@ -48,7 +48,7 @@ export function cue() {
     right: Number($("right").value),
     down: Number($("down").value),
     seed: now.seed,
-    told: $("told").checked,
+    mask_given: $("mask-given").checked,
   };
 }
 
@@ -159,7 +159,7 @@ canvas.addEventListener("keydown", (event) => {
   }
   show();
 });
-for (const id of ["noise", "right", "down", "noise-kind", "told"])
+for (const id of ["noise", "right", "down", "noise-kind", "mask-given"])
   $(id).addEventListener("input", () => {
     show();
     changed();
