@@ -381,6 +381,17 @@ def test_models_offer_what_they_can(client: Client):
     client.ask("examples", 400, set="../data", count=5)
 
 
+def test_few_models_are_kept_and_the_first_always(
+    glyphs: MemoryModel, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("kanerva.explore.library._LOADED", 2)
+    library = Library("glyphs", model=glyphs)
+    mnist = library.model("mnist")
+    assert library.model("mnist") is mnist
+    library.model("omniglot")
+    assert library.model("glyphs") is glyphs and library.model("mnist") is not mnist
+
+
 def test_a_model_of_bits_forgets_by_degrees(
     draw: Draw,
 ):

@@ -57,7 +57,7 @@ class Busy(UserError):
     """More is asked for than can wait."""
 
 
-def the_session(
+async def the_session(
     request: Request, x_session: Annotated[str, Header(max_length=100)] = ""
 ) -> Session:
     """The session that a request names."""
@@ -148,13 +148,9 @@ def make_app(service: Service) -> FastAPI:
     @app.get("/api/about")
     async def about() -> dict[str, Any]:
         shelf = None if service.shelf is None else service.shelf.describe()
-        first = service.library.first
-        return {
-            "version": kanerva.__version__,
-            "models": service.library.names,
-            "first": first,
-            "store": shelf,
-        }
+        library = service.library
+        found = {"models": library.names, "first": library.first, "store": shelf}
+        return found | {"version": kanerva.__version__}
 
     @app.post("/api/start")
     async def start(asked: Start) -> dict[str, Any]:

@@ -49,8 +49,9 @@ class Library:
                     raise UserError(f"{name}: {model.config.name} has no memory to explore")
                 self._models[name] = model
             self._models.move_to_end(name)
-            while len(self._models) > _LOADED:
-                self._models.popitem(last=False)
+            others = [other for other in self._models if other not in (name, self.first)]
+            for other in others[: max(0, len(self._models) - _LOADED)]:
+                del self._models[other]  # longest unused; sessions that use it keep it
             return self._models[name]
 
     def sets_for(self, name: str) -> list[str]:
