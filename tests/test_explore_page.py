@@ -36,6 +36,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine")
 AXE = "axe-core@4"
+expect.set_options(timeout=20_000)  # a busy machine is no fault of the page
 
 
 @pytest.fixture(scope="session")
@@ -269,6 +270,11 @@ def test_a_phone(visit: Callable[..., Any]):
     page.tap("#write")
     expect(page.locator("#held button")).to_have_count(1)
     verdict(page, "It is image 0")
+    page.evaluate("scrollTo(0, 0)")
+    expect(page.locator("#mini")).to_contain_text("It is image 0")  # the answer is out of sight
+    page.tap("#mini")
+    expect(page.locator("#verdict")).to_be_in_viewport()
+    expect(page.locator("#mini")).to_be_hidden()
     page.tap("#write-all")
     expect(page.locator("#held button")).to_have_count(13)
     assert page.evaluate(wide) <= 0

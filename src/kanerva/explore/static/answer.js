@@ -11,6 +11,7 @@ let searched = () => {};
 let best = null;
 let steps = [];
 let playing = 0;
+let later = 0;
 
 export function onAnswer(callback) {
   answered = callback;
@@ -30,6 +31,7 @@ export const asksStore = () => document.querySelector("input[name=source]:checke
 const something = () => asksStore() || memory.held.length > 0;
 
 export const update = latest(async () => {
+  clearTimeout(later);
   $("reading").hidden = !about.can.recall || isBlank() || !memory.held.length || asksStore();
   if (isBlank() || !something()) return quiet();
   const asked = cue();
@@ -57,8 +59,14 @@ export const update = latest(async () => {
     answered(found);
     best = found.hits[0]?.handle;
   }
-  const more = await ask("details", asked);
-  if (!isBlank()) showDetails(more);
+  later = setTimeout(() => explain(asked), 120);
+});
+
+// What takes longer waits until the hand rests, so that the bars follow it.
+const explain = latest(async (asked) => {
+  const found = await ask("details", asked);
+  if (isBlank() || asksStore() || !memory.held.length) return;
+  showDetails(found);
   if ($("reading").open) await read(asked);
 });
 
