@@ -72,9 +72,8 @@ def stills(browser: Browser, address: str, out: Path) -> None:
         page.evaluate("scrollTo(0, 0)")
         page.wait_for_timeout(300)
         picture = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
-        picture.quantize(255, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(
-            out / f"{name}.png", optimize=True
-        )
+        small = picture.quantize(palette=choose_palette(picture), dither=Image.Dither.NONE)
+        small.save(out / f"{name}.png", optimize=True)
         page.context.close()
 
 
@@ -137,8 +136,7 @@ def film(browser: Browser, address: str, path: Path) -> None:
     sheet = Image.new("RGB", (WIDTH, 3 * pictures[0].height))
     for row, index in enumerate((1, 10, -1)):
         sheet.paste(pictures[index], (0, row * pictures[0].height))
-    # One palette for all frames, which then differ in little; it covers rare colours too.
-    palette = sheet.quantize(255, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    palette = choose_palette(sheet)
     drawn = [p.quantize(palette=palette, dither=Image.Dither.NONE) for p in pictures]
     drawn[0].save(
         path,
@@ -149,6 +147,17 @@ def film(browser: Browser, address: str, path: Path) -> None:
         optimize=True,
     )
     print(path, path.stat().st_size, "bytes,", len(drawn), "frames")
+
+
+def choose_palette(sheet: Image.Image) -> Image.Image:
+    """For frames one for all, which then differ in little: the commonest colours as they are, the rest
+    by how far apart they lie, so that rare ones are there too."""
+    found = sheet.getcolors(sheet.width * sheet.height) or []
+    common = [colour for _, colour in sorted(found, reverse=True)[:128]]
+    spread = sheet.quantize(127, Image.Quantize.MAXCOVERAGE).getpalette() or []
+    palette = Image.new("P", (1, 1))
+    palette.putpalette([part for colour in common for part in colour] + spread[: 3 * 127])
+    return palette
 
 
 if __name__ == "__main__":
