@@ -60,6 +60,7 @@ def test_the_library_example_runs_as_printed(place: Path, monkeypatch, capsys):
 
 def test_the_commands_run_as_printed(place: Path, monkeypatch):
     monkeypatch.chdir(place)
+    monkeypatch.setattr("kanerva.explore.server.serve", lambda *_: None)  # it would never end
     assert {words[0] for words in commands()} == set(VERBS)
     for words in commands():
         toy = TOY if words[0] == "train" and "--resume" not in words else []
@@ -80,7 +81,9 @@ def test_the_first_screen_is_two_sentences_a_picture_and_a_table():
     assert len(re.findall(r"<!-- (?!value|end)", rest)) == 1 and "<!-- headline: " in rest
 
 
-@pytest.mark.parametrize("name", ["README.md", "RESULTS.md", "docs/memory.md", "docs/paper_map.md"])
+@pytest.mark.parametrize(
+    "name", ["README.md", "RESULTS.md", "docs/explore.md", "docs/memory.md", "docs/paper_map.md"]
+)
 def test_links_lead_somewhere(name: str):
     page = ROOT / name
     for target in re.findall(r"\]\((?!http|#)([^)]+)\)", page.read_text()):
