@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from kanerva.lab.experiments import files, gist
+from kanerva.lab.experiments import classify, files, gist
 from kanerva.lab.harness import Lab
 from kanerva.memory.container import SIZE
 from kanerva.models.kpp_bits import KppBits
+from kanerva.models.terms import ElboTerms
 from test_bits import CONFIG, shake
 
 
@@ -79,3 +80,41 @@ def test_files_are_as_large_as_they_claim_and_give_back_what_went_in(
 def test_another_block_is_counted(model: KppBits, images: Tensor):
     memory = model.write(images[:6])
     assert files.count_differences(memory, memory.shrink(5, 0, 3)) == 2
+
+
+@torch.no_grad()
+def test_drawings_go_to_the_memory_that_makes_them_cheap(
+    model: KppBits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Characters that are one image each: the nearest pixels tell them apart, and so does a model
+    whose kin say what they look like."""
+    noise = torch.Generator().manual_seed(2)
+    kinds = torch.bernoulli(torch.full((5, 1, 1, 10, 7), 0.4), generator=noise)
+    drawings = kinds.expand(-1, 4, -1, -1, -1).contiguous()
+    lab = Lab(quick=True, runs=tmp_path)
+    (row,) = classify.measure(lab, model, drawings, 3, ((5, 2),))
+    assert row["nearest"]["mean"] == 1.0 and 0 <= row["kpp-bits"]["mean"] <= 1
+
+    def copy(blocks: Tensor, features: Tensor, whole: Tensor, held: Tensor) -> Tensor:
+        return blocks.new_zeros(len(blocks), 16, 3, 2) + torch.arange(5.0)[:, None, None, None]
+
+    def exact(kin: Tensor, count: Tensor, episode: Tensor) -> ElboTerms:
+        own = kin[:, 0, 0, 0].long()[:, None] == torch.arange(5)
+        return ElboTerms(own.double(), torch.zeros(5, 5), torch.zeros(5, 5))
+
+    monkeypatch.setattr(model, "_ask_kin", copy)
+    monkeypatch.setattr(model, "_terms_beside", exact)
+    (row,) = classify.measure(lab, model, drawings, 3, ((5, 2),))
+    assert row["kpp-bits"]["mean"] == 1.0  # rows are memories, columns targets
+    figures = {"characters": 5, "rows": [row | {"shots": 1}]}
+    assert "100.0%" in classify.table(figures)[1] and "as hoped" in classify.verdict(figures)
+
+
+def test_tasks_never_ask_for_a_drawing_that_is_written():
+    noise = torch.Generator().manual_seed(3)
+    for _ in range(20):
+        written, targets = classify.deal(30, 6, 5, 3, noise)
+        assert written.shape == (5, 3, 2) and targets.shape == (5, 2)
+        assert len(set(targets[:, 0].tolist())) == 5
+        assert bool((written[..., 0] == targets[:, :1]).all())
+        assert not bool((written[..., 1] == targets[:, 1:]).any())

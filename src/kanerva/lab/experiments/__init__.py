@@ -28,6 +28,7 @@ NAMES = {  # name of the experiment: its file; in the paper's order, then beyond
     "lossless": "lossless",
     "gist": "gist",
     "files": "files",
+    "classify": "classify",
     "store-search": "store_search",
     "store-scale": "store_scale",
     "associative": "associative",
