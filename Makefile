@@ -34,7 +34,7 @@ demo: setup
 	@printf '\npictures:\n%s\n' $(RUN)/reconstructions.png
 	@$(BIN)/kanerva memory $(RUN)
 	@$(BIN)/kanerva recall $(RUN) --cue lower_half_hidden --steps 1
-	@printf '\nnext: . $(BIN)/activate, then the README\n'
+	@printf '\nnext: . $(BIN)/activate, then the README; and see a memory live: kanerva explore $(RUN)\n'
 
 test: setup lint
 	$(BIN)/pytest -q -n auto --maxprocesses 4

@@ -21,13 +21,16 @@ from kanerva.config import (
     KppReadoutConfig,
 )
 from kanerva.errors import UserError
+from kanerva.memory import refine
 from kanerva.memory.codec import BlockCodec
 from kanerva.memory.container import SIZE, Container
 from kanerva.memory.detail import ALL, MISMATCH, Detail
 from kanerva.memory.fixed_point import BIT, TOTAL, FixedLinear, activate, cost_table, is_exact
 from kanerva.memory.gist import ALPHABET, LARGEST, GistPrior, quantise_gist
+from kanerva.memory.kin import NEW, UNLIKE, key_costs
 from kanerva.memory.pixel_code import PixelCode
-from kanerva.models.kpp_bits import NEW, KppBits
+from kanerva.models import kpp_bits
+from kanerva.models.kpp_bits import KppBits
 from kanerva.models.terms import ElboTerms
 
 CONFIG = KppBitsConfig(
@@ -289,7 +292,7 @@ def test_free_leaves_nothing_behind(model: KppBits, images: Tensor):
 
 def test_keys_are_a_distribution_over_what_is_held_and_new(model: KppBits):
     held, new = (
-        model._key_costs(torch.tensor([0, 1, 6]), torch.full((3, 1), is_held))[:, 0]
+        key_costs(torch.tensor([0, 1, 6]), torch.full((3, 1), is_held))[:, 0]
         for is_held in (True, False)
     )
     assert float(new[0]) == 0  # certain where nothing is held
@@ -325,6 +328,19 @@ def test_what_is_not_held_is_told_by_all_that_is_and_by_nothing_else(
     assert float(left.key_kl[0]) == pytest.approx(-math.log(NEW))
 
 
+def test_new_images_read_whole_images_or_gists_and_the_latest_blocks_only(
+    model: KppBits, images: Tensor, monkeypatch: pytest.MonkeyPatch
+):
+    shake(model.kin, 0.1)
+    memory = model.write(images)
+    whole, gists = (model._read_kin(m.as_batch()) for m in (memory, memory.shrink(bits=60)))
+    assert not torch.allclose(whole, gists, atol=1e-3)
+    monkeypatch.setattr(kpp_bits, "MOST", 2)
+    latest = model._read_kin(memory.as_batch())
+    only = model._read_kin(memory.free(0, 1, 2, 3).as_batch())
+    assert torch.allclose(latest, only, atol=1e-5) and not torch.allclose(whole, latest, atol=1e-3)
+
+
 def test_images_are_found_by_content_and_batches_agree(model: KppBits, images: Tensor):
     pair = torch.stack([images, images.flip(0)])
     memory = model.write(pair)
@@ -348,12 +364,60 @@ def test_training_moves_every_network(images: Tensor):
     assert not still
 
 
-def test_validation_charges_the_gist(model: KppBits, images: Tensor):
+def test_validation_charges_the_gist(
+    model: KppBits, images: Tensor, monkeypatch: pytest.MonkeyPatch
+):
     terms = model.validation_terms(images[None])
+    monkeypatch.setattr(refine, "_TRIES", 0)  # validation does not refine
     memory = model.write(images)
     assert memory.detail is not None
     gist = memory.detail.gist_costs[memory.cells].sum(dim=-1).double() / BIT
     assert torch.allclose(terms.readout_kl[0] / math.log(2), gist, atol=0.05)
+
+
+def test_refined_gists_take_fewer_bits_and_none_takes_more(model: KppBits, images: Tensor):
+    gists = model.blocks(images[None], model.encoder(images[None])).flatten(2)[0]
+    gists = gists[:, : model.prior.numbers]
+    flags = torch.ones(len(gists), model.prior.groups)
+    spoiled = gists.clone()
+    spoiled[:, :4] = (spoiled[:, :4] + 2).clamp(max=LARGEST)
+
+    def bits(gists: Tensor) -> Tensor:
+        pixels = model.pixel_code.nats(torch.cat([gists, flags], dim=1), images[:, 0])
+        return model.prior.costs(gists).sum(dim=-1) / BIT + pixels.detach() / math.log(2)
+
+    refined = refine.refine_gists(model.prior, model.pixel_code, spoiled, images[:, 0])
+    assert bool((bits(refined) <= bits(spoiled) + 1e-3).all())
+    assert float((bits(spoiled) - bits(refined)).mean()) > 0.1
+    assert float(refined.abs().max()) <= LARGEST and torch.equal(refined, refined.round())
+
+
+@pytest.mark.parametrize(("wanted", "rises"), [(1.0, True), (1e4, False)])
+def test_a_price_rises_while_gists_take_more_bits_than_they_should(
+    images: Tensor, wanted: float, rises: bool
+):
+    config = replace(CONFIG, code=replace(CONFIG.code, gist_bits=wanted))
+    model = KppBits(config).train()
+    before = float(model.log_beta)
+    model(images[None])
+    assert (float(model.log_beta) > before) is rises
+
+
+def test_with_nothing_ever_written_training_reads_nothing(images: Tensor):
+    memory = replace(CONFIG.memory, unwritten=1.0)
+    model = KppBits(replace(CONFIG, memory=memory))
+    assert not bool(model._choose_written(64, 8, torch.Generator().manual_seed(0)).any())
+    some = KppBits(CONFIG)._choose_written(64, 8, torch.Generator().manual_seed(0)).sum(dim=1)
+    assert int(some.min()) == 1 and int(some.max()) == 7
+
+
+def test_an_image_unlike_all_that_is_held_costs_little_more_than_without_a_memory(
+    model: KppBits, images: Tensor
+):
+    new = images.flip(-1)[None]
+    alone = model.elbo(new, model.empty(1)).nll_nats
+    beside = model._terms_new(model.write(images[None]).as_batch(), new).nll_nats
+    assert bool((beside <= alone - math.log(NEW * UNLIKE) + 1e-6).all())
 
 
 # Files
@@ -385,7 +449,8 @@ def test_a_fresh_process_reads_the_same_densities(model: KppBits, images: Tensor
     terms = model.elbo(images, memory, handles=memory.handles)
     script = f"""
 import torch, kanerva
-from kanerva.models.kpp_bits import NEW, KppBits
+from kanerva.models import kpp_bits
+from kanerva.models.kpp_bits import KppBits
 model = KppBits.from_pretrained({str(tmp_path / "model")!r})
 memory = kanerva.Memory.load({str(tmp_path / "memory.bin")!r}, model.empty())
 images = torch.load({str(tmp_path / "images.pt")!r})
@@ -452,9 +517,9 @@ def test_pixels_are_drawn_with_the_probabilities_that_score_them(model: KppBits,
     memory = Memory.stack([model.write(images)])
     drawn = model.generate(memory, 600, sample_pixels=True)
     terms = model._terms_new(memory, drawn)
-    first = model._log_pixels(
-        model._read_kin(memory)[:, None].expand(-1, 600, -1, -1, -1), drawn
-    )  # ln p of each pixel that was drawn
+    kin = model._read_kin(memory)[:, None].expand(-1, 600, -1, -1, -1)
+    nothing = torch.zeros(1, 600, *model.writer.shape)
+    first = model._log_pixels(nothing, drawn, model._split_kin(kin)[0])  # of each pixel drawn
     share = first[0, :, 0].exp()
     ink = drawn[0, :, 0, 0, 0]
     chance = float(torch.where(ink > 0.5, share, 1 - share)[0])

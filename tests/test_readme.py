@@ -61,6 +61,7 @@ def test_the_library_example_runs_as_printed(place: Path, monkeypatch, capsys):
 
 def test_the_commands_run_as_printed(place: Path, monkeypatch):
     monkeypatch.chdir(place)
+    monkeypatch.setattr("kanerva.explore.server.serve", lambda *_: None)  # it would never end
     assert {words[0] for words in commands()} == set(VERBS)
     for words in commands():
         toy = TOY if words[0] == "train" and "--resume" not in words else []
@@ -84,7 +85,15 @@ def test_the_first_screen_is_two_sentences_why_a_picture_and_a_table():
 
 
 @pytest.mark.parametrize(
-    "name", ["README.md", "RESULTS.md", "docs/library.md", "docs/memory.md", "docs/paper_map.md"]
+    "name",
+    [
+        "README.md",
+        "RESULTS.md",
+        "docs/explore.md",
+        "docs/library.md",
+        "docs/memory.md",
+        "docs/paper_map.md",
+    ],
 )
 def test_links_lead_somewhere(name: str):
     page = ROOT / name

@@ -8,15 +8,9 @@ import torch.nn.functional as F
 
 from kanerva.errors import UserError
 from kanerva.memory.channels import Channel, Picture
-from kanerva.memory.search import (
-    Candidates,
-    Cue,
-    Hits,
-    Pictures,
-    search,
-    to_levels,
-    to_logits,
-)
+from kanerva.memory.evidence import Cue, Pictures, log_evidence, to_levels, to_logits
+from kanerva.memory.ranking import Candidates, Features
+from kanerva.memory.search import Held, Hits, search
 
 SHAPE = (1, 8, 8)
 
@@ -29,15 +23,15 @@ def random_pictures(count: int, seed: int = 0) -> Pictures:
 def find(pictures: Pictures, cue: Picture, log_none: float = -1e4, **options) -> Hits:
     of = {name: options.pop(name, default) for name, default in OPTIONS.items()}
     one = Cue.of(cue, of["observed"], of["noise"], of["shifts"], pictures.binary)
-    return search(
-        one,
+    features = Features(pictures.features, tuple(pictures.levels.shape[1:]))
+    held = Held(
         len(pictures),
-        lambda cues, count: Candidates.rank(cues, pictures.features, count),
+        lambda cues, count: Candidates.rank(cues, features, count),
         lambda rows: pictures[rows],
-        lambda guess: log_none,
+        lambda cues, guesses: [log_none] * len(cues),
         lambda rows: [(r + 100, lambda r=r: pictures.means[r], "") for r in rows],
-        **options,
     )
+    return search([one], held, **options)[0]
 
 
 OPTIONS = {"observed": None, "noise": None, "shifts": 0}
@@ -97,6 +91,35 @@ def test_unknown_strength_is_averaged_over():
     torch.testing.assert_close(unknown.log_evidence(pictures), expected)
 
 
+def test_queries_for_every_mask_are_one_product_and_sums_over_bands():
+    pictures = random_pictures(300)
+    cues = []
+    for rows, columns in (
+        (slice(2, 5), slice(0, 8)),
+        (slice(0, 8), slice(0, 8)),
+        (slice(1, 4),) * 2,
+    ):
+        cue = torch.zeros(SHAPE)
+        cue[:, rows, columns] = pictures.means[4].round()[:, rows, columns]
+        cue[:, rows.start, columns.start] = cue[:, rows.stop - 1, columns.stop - 1] = 1
+        cues.append(Cue.of(cue, None, None, 0, True))
+    quick = Candidates.rank(cues, Features(pictures.features, SHAPE), 20)
+    for cue, one in zip(cues, quick, strict=True):
+        best = (cue.queries()[:, 0] @ pictures.features.T).topk(20).indices.unique()
+        assert cue.has_bands and torch.equal(one.rows, best)
+
+
+def test_many_cues_score_as_each_alone():
+    pictures, owner = random_pictures(600), torch.arange(600) % 3
+    cues = [Cue.of(pictures.means[n].round() * (n > 1), None, None, 0, True) for n in range(3)]
+    together = log_evidence(cues, pictures, owner)
+    soft = pictures.blurred(owner)
+    for n, cue in enumerate(cues):
+        mine = pictures[owner.eq(n).nonzero()[:, 0]]
+        torch.testing.assert_close(together[owner == n], cue.log_evidence(mine))
+        assert torch.equal(soft.levels[owner == n], mine.blurred().levels)
+
+
 def test_probabilities_follow_from_bayes_rule():
     pictures, whole = random_pictures(6), torch.ones(8, 8, dtype=torch.bool)
     cue = pictures.means[2].round()
@@ -139,6 +162,20 @@ def test_a_hidden_band_need_not_be_told():
         cue = pictures.means[n].round()
         cue[:, 4:] = 0
         assert find(pictures, cue)[0].id == 100 + n
+
+
+def test_few_scattered_pixels_rank_a_picture_of_much_ink():
+    """Most ink of picture 0 is hidden, which counts little; the others lack ink that is seen."""
+    logits, seen = torch.full((500, 64), -20.0), [0, 7, 28, 56, 63]
+    logits[0, [*seen, *range(10, 50)]] = 20
+    for n in range(1, 500):
+        logits[n, [seen[n % 5], seen[(n + 1) % 5], seen[(n + 2) % 5], 1 + n % 6]] = 20
+    pictures = Pictures(to_levels(logits.view(500, *SHAPE)), binary=True)
+    cue = torch.zeros(64)
+    cue[seen] = 1
+    one = Cue.of(cue.view(SHAPE), None, None, 0, True)
+    (found,) = Candidates.rank([one], Features(pictures.features, SHAPE), 12)
+    assert 0 in found.rows
 
 
 def test_a_moved_cue_is_found_and_its_shift_told():
@@ -194,3 +231,15 @@ def test_images_come_when_asked_for():
     assert hits.images.shape == (2, *SHAPE) and hits.ids[0] == 101
     with pytest.raises(UserError, match="k is at least 1"):
         find(pictures, pictures.means[1], k=0)
+
+
+def test_an_eight_bit_picture_that_lost_detail_is_still_the_one():
+    """What is held is known to within a residual; its own blurred copy is not another image."""
+    noise = torch.Generator().manual_seed(0)
+    images = torch.rand(60, 3, 4, 4, generator=noise).repeat_interleave(2, 2)
+    images = images.repeat_interleave(2, 3)
+    lossy = (images + 0.08 * torch.randn(images.shape, generator=noise)).clamp(0, 1)
+    pictures = Pictures((lossy[:40] * 255).round().to(torch.uint8), binary=False)
+    held = [find(pictures, image, log_none=-1e9) for image in images[:40]]
+    assert all(hits[0].id == 100 + n and hits.none < 0.1 for n, hits in enumerate(held))
+    assert min(find(pictures, image, log_none=-1e9).none for image in images[40:]) > 0.9

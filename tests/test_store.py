@@ -14,6 +14,7 @@ import torch
 
 import kanerva
 from kanerva.errors import UserError
+from kanerva.files import read_tensors
 from kanerva.store import index
 from kanerva.store.codec import INT8, decode, encode
 from kanerva.store.store import Store
@@ -48,10 +49,10 @@ def half(image: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def test_blocks_come_back_to_within_half_a_step():
     block = torch.randn(3, 4, 5)
-    back = decode(INT8, encode(block)).view_as(block)
+    back = decode(INT8, encode(block), block.shape)
     assert (back - block).abs().max() <= block.abs().max() / 127 / 2 + 1e-6
     with pytest.raises(UserError, match="codec 9"):
-        decode(9, encode(block))
+        decode(9, encode(block), block.shape)
 
 
 def test_what_was_added_is_found_from_half(tmp_path: Path, model, glyphs: torch.Tensor):
@@ -181,10 +182,8 @@ def test_large_stores_rank_by_product_quantisation(
     assert 31 not in store.find(glyphs[30], k=60).ids
     again = Store(store.path, model=model)
     assert again.find(glyphs[55])[0].id == 56
-    import faiss
-
-    codes = faiss.read_index(str(tmp_path / "a.kanerva-index"))
-    assert not faiss.vector_to_array(codes.codes).reshape(codes.ntotal, -1)[30].any()
+    codes = read_tensors(tmp_path / "a.kanerva-index")[0]["codes"]
+    assert len(codes) == 60 and not codes[30].any() and codes[31].any()
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ MAX_DEPTH = 32
 MAX_NUMBER = 2**63
 
 _NO_WAIT = getattr(os, "O_NONBLOCK", 0)  # for the other end of a pipe
-_NO_LINK = getattr(os, "O_NOFOLLOW", 0) | _NO_WAIT
+NO_LINK = getattr(os, "O_NOFOLLOW", 0) | _NO_WAIT
 
 
 def reason(error: Exception) -> str:
@@ -153,10 +153,10 @@ def write_whole(path: Path, content: bytes | str) -> None:
     synced, moved into place. A link is replaced, not followed."""
     data = content.encode() if isinstance(content, str) else content
     try:
-        _remove_leftovers(path)
+        remove_leftovers(path)
         draft, handle = _open_draft(path)
         try:
-            _write_all(handle, data)
+            write_all(handle, data)
             os.fsync(handle)
             os.replace(draft, path)
         except BaseException:
@@ -172,9 +172,9 @@ def write_whole(path: Path, content: bytes | str) -> None:
 
 def append(path: Path, text: str) -> None:
     """More at the end of a file, which is made if need be; not through a link."""
-    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | _NO_LINK, 0o666)
+    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | NO_LINK, 0o666)
     try:
-        _write_all(handle, text.encode(errors="backslashreplace"))
+        write_all(handle, text.encode(errors="backslashreplace"))
     finally:
         os.close(handle)
 
@@ -200,12 +200,12 @@ def _open_draft(path: Path) -> tuple[Path, int]:
         os.close(handle)  # another writer took it for a leftover before it was locked
 
 
-def _remove_leftovers(path: Path) -> None:
+def remove_leftovers(path: Path) -> None:
     """Drafts of those who were killed: nobody has locked them."""
     pattern = re.compile(re.escape(_draft_prefix(path)) + r"([0-9a-f]{12}\.)?tmp")
     for name in filter(pattern.fullmatch, os.listdir(path.parent)):
         with suppress(OSError):
-            handle = os.open(path.with_name(name), os.O_WRONLY | _NO_LINK)
+            handle = os.open(path.with_name(name), os.O_WRONLY | NO_LINK)
             try:
                 if lock(handle):
                     os.unlink(path.with_name(name))
@@ -217,7 +217,7 @@ def _draft_prefix(path: Path) -> str:
     return f".{path.name[:100]}."  # short enough to be a file's name with what follows
 
 
-def _write_all(handle: int, data: bytes) -> None:
+def write_all(handle: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(handle, view) :]

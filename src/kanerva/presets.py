@@ -189,5 +189,12 @@ def bits(run: RunConfig) -> RunConfig:
     run = replace(run, optim=replace(run.optim, lr=1e-3, warmup_epochs=20.0))
     if run.preset == SMALL:
         return reshaped(run, code={"width": 48, "maps": 16, "depth": 1})
-    augment = "affine" if run.preset == "omniglot" else "none"  # few drawings of each character
-    return replace(run, steps=6000, data=replace(run.data, augment=augment))
+    # Three million parameters: the weights fit a package.
+    run = reshaped(run, encoder={"width": 48}, readout={"size": 0}, decoder={"base": 72})
+    run = replace(run, steps=6000)
+    if run.preset != "omniglot":
+        return replace(run, data=replace(run.data, kin=0.25)) if run.preset == "mnist" else run
+    # A character has 20 drawings: episodes of 16, most of them of one character.
+    data = replace(run.data, augment="affine", kin=0.6)
+    run = reshaped(run, code={"gist_bits": 36.0}, memory={"unwritten": 0.25})
+    return replace(run, episode_length=16, batch=64, steps=8000, data=data)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from math import prod
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from kanerva.config import (
@@ -17,7 +18,7 @@ from kanerva.layers.dense import deep_linear
 from kanerva.layers.evonorm import EvoNormS0
 from kanerva.layers.residual import residual_stack, zeroed
 from kanerva.seeding import Noise
-from kanerva.shapes import Blocks, Embedding, FeatureMaps, PerImage, Readout, Traces
+from kanerva.shapes import Blocks, Embedding, FeatureMaps, KinMaps, PerImage, Readout, Traces
 
 
 class ReadoutPosterior(nn.Module):
@@ -164,16 +165,19 @@ class SpatialReadout(nn.Module):
         traces: Blocks,
         maps: FeatureMaps | None = None,
         *,
+        beside: KinMaps | None = None,
         readout: Readout | None = None,
         sample: bool = True,
         generator: Noise = None,
     ) -> Reading:
         """Walk down the parts: z from q where the sample's `maps` are given, else from p; or take
-        `readout` as it is. `sample=False` takes the mean of each part."""
+        `readout` as it is. `sample=False` takes the mean of each part. `beside`: maps that are
+        added to a trace's own."""
         lead = traces.shape[:2]
-        known = self.body(
-            self.lift(traces.flatten(0, 1).flatten(1)).unflatten(-1, (-1, *self.side))
-        )
+        known = self.spread(traces)
+        if beside is not None:
+            known = known + beside.flatten(0, 1)
+        known = self.body(known)
         seen = None if maps is None else self.embed(maps.flatten(0, 1))
         sizes = [prod(shape) for shape in self.shapes.values()]
         given = [None] * len(sizes) if readout is None else readout.split(sizes, dim=-1)
@@ -200,6 +204,10 @@ class SpatialReadout(nn.Module):
                 known = known + told.unflatten(-1, known.shape[1:])
         return Reading(values, priors, sources)
 
+    def spread(self, traces: Blocks) -> Float[Tensor, "N width Hq Wq"]:
+        """Traces as quarter-size maps."""
+        return self.lift(traces.flatten(0, 1).flatten(1)).unflatten(-1, (-1, *self.side))
+
     def _posterior(self, said: DiagonalNormal, prior: DiagonalNormal) -> DiagonalNormal:
         """What the network said, in units of the prior."""
         return DiagonalNormal(prior.mean + prior.std * said.mean, prior.log_std + said.log_std)
@@ -211,14 +219,15 @@ class SpatialPrior:
 
     readout: SpatialReadout
     traces: Blocks
+    beside: KinMaps | None = None
 
     @property
     def mean(self) -> Readout:
         """Of each part, given the means of those before it."""
-        return self.readout(self.traces, sample=False).readout
+        return self.readout(self.traces, beside=self.beside, sample=False).readout
 
     def sample(self, generator: Noise = None) -> Readout:
-        return self.readout(self.traces, generator=generator).readout
+        return self.readout(self.traces, beside=self.beside, generator=generator).readout
 
     def log_prob(self, value: Readout) -> PerImage:
-        return self.readout(self.traces, readout=value).log_prior
+        return self.readout(self.traces, beside=self.beside, readout=value).log_prior

@@ -15,6 +15,7 @@ Episode = Float[Tensor, "B T C H W"]  # pixels on [0, 1]
 Embedding = Float[Tensor, "B T D"]  # E = f_enc(X)
 MemoryMap = Float[Tensor, "B Cm Hm Wm"]  # M = f_mem(E)
 FeatureMaps = Float[Tensor, "B T D Hq Wq"]  # what `kpp` embeds a sample as: quarter-size maps
+KinMaps = Float[Tensor, "B T _ Hq Wq"]  # what a memory tells of an image that it does not hold
 Keys = Float[Tensor, "B T K 3"]  # Y: a point in the prior's space, N(0, 1) a priori
 Points = Float[Tensor, "B T 2"]  # `kpp`: a place (x, y), as a key or squashed to [-1, 1]
 Cells = Int[Tensor, "B T"]  # `kpp`: which cell of the grid

@@ -2,7 +2,6 @@
 
 import json
 import os
-import resource
 import select
 import signal
 import sys
@@ -10,15 +9,16 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from io import StringIO
+from pathlib import Path
 from types import FrameType
 
 from kanerva.errors import UserError
 
 PATIENCE = 5.0  # seconds for a case
-ROOM = 1_000_000  # kilobytes that a case may add
+ROOM = 1000.0  # megabytes that a case may add
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,8 @@ class Outcome:
     case: int
     status: str
     detail: str = ""
+    seconds: float = 0.0
+    megabytes: float = 0.0  # at most, above what the process had
 
 
 BAD = ("traceback", "hang", "crash", "bloat", "silent", "code run", "written outside", "lost")
@@ -104,14 +106,15 @@ def _work(work: Callable[[int], str], cases: list[int], end: int) -> None:
 
     signal.signal(signal.SIGALRM, late)
     for case in list(cases):
-        status, detail = _attempt(work, case)
-        os.write(end, json.dumps([case, status, detail[-2000:]]).encode() + b"\n")
+        status, detail, *cost = _attempt(work, case)
+        os.write(end, json.dumps([case, status, detail[-2000:], *cost]).encode() + b"\n")
     os._exit(0)
 
 
-def _attempt(work: Callable[[int], str], case: int) -> tuple[str, str]:
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    began = time.monotonic()
+def _attempt(work: Callable[[int], str], case: int) -> tuple[str, str, float, float]:
+    with suppress(OSError):  # the peak is counted anew
+        Path("/proc/self/clear_refs").write_text("5")
+    before, began = _megabytes("VmRSS"), time.monotonic()
     said = StringIO()
     signal.setitimer(signal.ITIMER_REAL, PATIENCE)
     try:
@@ -128,8 +131,16 @@ def _attempt(work: Callable[[int], str], case: int) -> tuple[str, str]:
         signal.setitimer(signal.ITIMER_REAL, 0)
     if status in BAD:
         detail += said.getvalue()[-500:]
-    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    return ("bloat", f"{grown} kB") if grown > ROOM else (status, detail)
+    seconds, grown = time.monotonic() - began, max(0.0, _megabytes("VmHWM") - before)
+    if grown > ROOM:
+        status, detail = "bloat", f"{grown:.0f} MB"
+    return status, detail, round(seconds, 3), round(grown, 1)
+
+
+def _megabytes(what: str) -> float:
+    """Of this process: VmRSS now, VmHWM at most."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1000 for line in lines if line.startswith(what))
 
 
 def scratch() -> str:

@@ -70,6 +70,10 @@ class Kind:
         shutil.copytree(self.folder, into)
         return into / self.file
 
+    def copy_folder(self, into: Path) -> Path:
+        self.copy(into)
+        return into
+
 
 def fingerprint(value: Any) -> str:
     """What was read, so that two readings can be compared."""
@@ -183,13 +187,10 @@ def read_array(folder: Path) -> Any:
         return [str(found.dtype), found.shape, found.tobytes()]
 
 
-def read_cached(folder: Path) -> Any:
-    """From the cache if it is sound, else again from the source."""
-    return with_cache(folder / "cache", partial(read_set, "omniglot", folder / "data"))
-
-
-def read_packed(folder: Path) -> Any:
-    return with_cache(folder / "cache", partial(read_set, "imagenet32", folder / "data"))
+def read_cached(name: str, source: Path, cache: Path) -> Any:
+    """From the cache if it is sound, else again from the source, which stays where it is: a cache
+    is of the files of one place."""
+    return with_cache(cache, partial(read_set, name, source))
 
 
 def with_cache(cache: Path, work: Callable[[], Any]) -> Any:
@@ -370,34 +371,33 @@ def _omniglot(root: Path, random: np.random.Generator) -> list[Kind]:
                 sealed,
             )
         )
-    kept = root / "kept"
-    shutil.copytree(root / "omniglot-zip", kept / "data")
-    read_cached(kept)
-    file = next((kept / "cache").rglob("*.npz")).relative_to(kept)
-    kinds.append(Kind("cached arrays", kept, str(file), read_cached, sealed=True))
+    kept, read = root / "kept", partial(read_cached, "omniglot", root / "omniglot-zip")
+    read(kept)
+    file = next(kept.rglob("*.npz")).relative_to(kept)
+    kinds.append(Kind("cached arrays", kept, str(file), read, sealed=True))
     return kinds
 
 
 def _imagenet(root: Path, random: np.random.Generator) -> list[Kind]:
-    place = root / "imagenet" / "data" / "imagenet32"
+    place = root / "imagenet" / "imagenet32"
     place.mkdir(parents=True)
     pixels = random.integers(0, 256, (6, 3 * 32 * 32), dtype=np.uint8)
     np.savez(place / "val_data.npz", data=pixels, labels=np.arange(6) + 1)
-    whole = root / "imagenet"
     kinds = [
         Kind(
             "imagenet npz",
-            whole / "data",
+            place.parent,
             "imagenet32/val_data.npz",
             partial(uncached, "imagenet32"),
             sealed=True,
         )
     ]
-    read_packed(whole)
-    for file in sorted((whole / "cache").rglob("*")):
+    kept, read = root / "packed", partial(read_cached, "imagenet32", place.parent)
+    read(kept)
+    for file in sorted(kept.rglob("*")):
         if file.suffix in (".npy", ".json"):
-            name = str(file.relative_to(whole))
-            kinds.append(Kind(f"packed {file.name}", whole, name, read_packed))
+            name = str(file.relative_to(kept))
+            kinds.append(Kind(f"packed {file.name}", kept, name, read))
     return kinds
 
 

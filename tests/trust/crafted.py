@@ -21,6 +21,7 @@ from corpus import CONFIG, Kind
 from PIL import EpsImagePlugin, Image
 from test_findings_data import EPS, bomb
 from test_findings_memory import FORGED, forged, parts
+from test_findings_store import ALTERED, alter, hot_journal
 from test_findings_words import LAUGHS, ODD_JSON, ODD_YAML, SIZES, nested
 
 from kanerva.data import cifar10
@@ -75,6 +76,8 @@ def odd_cases(kinds: list[Kind], store: Path | None) -> list[Case]:
         if kind.file.endswith(".yaml"):
             cases += [Case(f"YAML, {name}", kind, put(text)) for name, text in ODD_YAML.items()]
             cases.append(Case("YAML, aliases", kind, put(f"model: kpp\npreset:\n{LAUGHS}")))
+        if kind.file == "a.kanerva":
+            cases += [Case(f"SQL: {change[:40]}", kind, _altered(change)) for change in ALTERED]
         if kind.name.startswith("memory"):
             cases += [Case(f"forged: {change[:24]}", kind, _forge(change)) for change in FORGED]
     by_name = {kind.name: kind for kind in kinds}
@@ -97,6 +100,10 @@ def _forge(change: str) -> Callable[[Path, Path], object]:
         write_tensors(file, tensors, about)
 
     return make
+
+
+def _altered(change: str) -> Callable[[Path, Path], object]:
+    return lambda file, mark: alter(file, change)
 
 
 def _bombs(kinds: dict[str, Kind], store: Path) -> list[Case]:
@@ -195,7 +202,11 @@ def hostile_cases(kinds: list[Kind], data: Path) -> list[Case]:
         "checkpoints/best",
     ]
     links += [".config.yaml.tmp", "checkpoints/.last.tmp", "checkpoints/.last.old"]
-    return cases + [Case(f"a link at {name}", run, _linked(name)) for name in links]
+    cases += [Case(f"a link at {name}", run, _linked(name)) for name in links]
+    store = by_name["store in use"]
+    for name in ("-wal", "-shm", "-levels", "-index", "-journal"):
+        cases.append(Case(f"a link at {name}", store, _linked(f"a.kanerva{name}")))
+    return [*cases, Case("a journal that names a file to delete", store, _journal)]
 
 
 def _replaced(make: Callable[[Path], object]) -> Callable[[Path, Path], object]:
@@ -268,6 +279,12 @@ def _linked(name: str) -> Callable[[Path, Path], object]:
     return make
 
 
+def _journal(file: Path, mark: Path) -> None:
+    victim = mark.parent / "outside" / "precious"
+    victim.write_text("kept")
+    hot_journal(file, victim)
+
+
 def run_crafted(cases: list[Case], place: Path) -> list[Outcome]:
     def work(number: int) -> str:
         case, root = cases[number], place / str(number % 2)
@@ -295,9 +312,7 @@ def run_crafted(cases: list[Case], place: Path) -> list[Outcome]:
     try:
         found = run_cases(work, len(cases))
         return [
-            Outcome(
-                o.case, o.status, f"{cases[o.case].name}, {cases[o.case].kind.name}: {o.detail}"
-            )
+            replace(o, detail=f"{cases[o.case].name}, {cases[o.case].kind.name}: {o.detail}")
             for o in found
         ]
     finally:

@@ -3,6 +3,7 @@
 import os
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 import kanerva.data
 from kanerva.cli import VERBS, main
+from kanerva.cli.store import ACTIONS
 from kanerva.config import flatten, run_from_dict, to_dict
 from kanerva.errors import UserError
 
@@ -92,7 +94,11 @@ def command_lines(place: Path) -> st.SearchStrategy[list[str]]:
     )
 
     def of_verb(verb: str) -> st.SearchStrategy[list[str]]:
-        flags = known_flags(verb)
+        flags, first = known_flags(verb), st.just(list[str]())
+        if verb == "store":
+            actions = st.sampled_from([*ACTIONS, *ACTIONS, "nothing", ""])
+            stores = st.sampled_from([str(place / "s.kanerva")] * 3 + [run, "none.kanerva"])
+            first = st.tuples(actions, stores).map(list)
         flag = st.sampled_from(flags).flatmap(
             lambda name: st.tuples(st.just(name), values(name, place))
         )
@@ -102,10 +108,12 @@ def command_lines(place: Path) -> st.SearchStrategy[list[str]]:
         )
         some = st.lists(st.one_of(flag, flag, flag, flag, stray), max_size=4)
         joined = some.map(lambda pairs: [w for pair in pairs for w in join(pair)])
-        return st.tuples(st.lists(things, max_size=2), joined).map(lambda t: [verb, *t[0], *t[1]])
+        rest = st.tuples(first, st.lists(things, max_size=2), joined)
+        return rest.map(lambda t: [verb, *t[0], *t[1], *t[2]])
 
     return st.one_of(
-        st.sampled_from([*VERBS]).flatmap(of_verb), st.lists(st.sampled_from(ODD), max_size=3)
+        st.sampled_from([*VERBS, "store", "store"]).flatmap(of_verb),
+        st.lists(st.sampled_from(ODD), max_size=3),
     )
 
 
@@ -129,8 +137,9 @@ def join(pair: tuple[str, str]) -> list[str]:
 
 
 def run_lines(place: Path, data: Path, count: int, number: int = 0) -> list[Outcome]:
-    """`place` holds a run and a picture. Nothing is trained, fetched or measured."""
+    """`place` holds a run, a store and a picture. Nothing is trained, fetched or measured."""
     lines = gather(command_lines(place), count, number)
+    main(["train", "--help"])  # imports are no case's time
     environment = {
         "HF_HUB_OFFLINE": "1",
         "KANERVA_DATA": str(data),
@@ -149,9 +158,7 @@ def run_lines(place: Path, data: Path, count: int, number: int = 0) -> list[Outc
 
 
 def named(outcome: Outcome, examples: list[Any]) -> Outcome:
-    return Outcome(
-        outcome.case, outcome.status, f"{str(examples[outcome.case])[:300]}: {outcome.detail}"
-    )
+    return replace(outcome, detail=f"{str(examples[outcome.case])[:300]}: {outcome.detail}")
 
 
 def stub() -> None:
@@ -175,6 +182,7 @@ def stub() -> None:
 def json_values() -> st.SearchStrategy[Any]:
     leaves = st.one_of(
         st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8),
+        st.integers(1, 16), st.integers(1, 16), st.floats(0, 1), st.sampled_from(["kpp", "mnist"]),
         st.sampled_from([10**18, -(10**30), 2**63, "1/T", "kpp", "..", 1e308, 10**400]),
     )  # fmt: skip
     return st.recursive(leaves, lambda inner: st.one_of(

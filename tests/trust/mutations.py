@@ -88,7 +88,7 @@ def replace(content: bytes, dice: random.Random) -> bytes:
 
 def run_mutations(kinds: list[Kind], count: int, place: Path, seed: int = 0) -> list[Outcome]:
     """So many in all, dealt among the kinds."""
-    originals = [fingerprint(kind.read(_restored(kind, place / "original"))) for kind in kinds]
+    originals = [fingerprint(kind.read(kind.copy_folder(place / "original"))) for kind in kinds]
 
     def work(case: int) -> str:
         kind = kinds[case % len(kinds)]
@@ -105,8 +105,3 @@ def run_mutations(kinds: list[Kind], count: int, place: Path, seed: int = 0) -> 
         return run_cases(work, count)
     finally:
         shutil.rmtree(place, ignore_errors=True)
-
-
-def _restored(kind: Kind, folder: Path) -> Path:
-    kind.copy(folder)
-    return folder

@@ -29,11 +29,12 @@ TINY = {
     "readout": {"size": 2, "hidden": 8, "prior_width": 4, "channels": 1},
     "decoder": {"base": 8, "depth": 1, "layers": 2},
     "rows": {"count": 4, "width": 12, "address": 4},
+    "code": {"groups": 4, "reach": 2, "width": 8, "depth": 1, "maps": 4},
 }
 
 
 def tiny_run(small_run: RunConfig, model: str) -> RunConfig:
-    options = {k: v for k, v in TINY.items() if model != "kpp" or k != "keys"}
+    options = {k: v for k, v in TINY.items() if k != "keys" or model not in ("kpp", "kpp-bits")}
     config = with_options(MODEL_CONFIGS[model](image=(1, 28, 28)), **options)
     sizes = {"episode_length": 4, "steps": 4, "validate_every": 2, "validate_episodes": 1}
     return replace(small_run, model=config, **sizes)

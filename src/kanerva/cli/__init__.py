@@ -28,12 +28,15 @@ VERBS = {
     "denoise": "clean images by reading: three noises, ten steps, the error of each",
     "memory": "draw a memory, and what was written where it lies",
     "store": "keep images in one file, find them from damaged pieces, forget them",
+    "explore": "see a memory live in the browser: write, damage, find, forget, dream",
     "compare": "evaluation records side by side",
     "reproduce": "one table or figure of the paper, as record and picture",
     "bench": "images/s, time by part, share of the chip; agreement; time to a bound; latency",
     "data": "list the data sets, or fetch one",
 }
 EXTRAS = {  # packages that not every installation has
+    "fastapi": "the page needs fastapi: pip install 'kanerva[explore]'",
+    "uvicorn": "the page needs uvicorn: pip install 'kanerva[explore]'",
     "faiss": "a store of more than 50,000 images needs faiss: pip install 'kanerva[store]'",
     "lightning_fabric": "training needs lightning-fabric: pip install 'kanerva[train]'",
 }

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from kanerva.cli.options import Parser, require_at_least
-from kanerva.errors import UserError
+from kanerva.errors import UserError, printable
+from kanerva.plain_files import shown
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -80,8 +81,10 @@ def find(store: "Store", options: dict[str, Any]) -> int:
     cues = data.load_images(files, image, resize=options["resize"]).float() / 255
     seen = None
     if options["observed"]:
-        (seen,) = data.load_images([Path(options["observed"])], (1, *image[1:]), resize=False)
-        seen = seen[0] >= 128
+        masks = data.load_images([Path(options["observed"])], (1, *image[1:]), resize=False)
+        if len(masks) != 1:
+            raise UserError(f"--observed is one picture, got {len(masks)}: {options['observed']}")
+        seen = masks[0, 0] >= 128
     found = store.find(
         cues, observed=seen, noise=options["noise"], shifts=options["shifts"], k=options["k"]
     )
@@ -91,9 +94,10 @@ def find(store: "Store", options: dict[str, Any]) -> int:
         print(json.dumps(answers))
     else:
         for answer in answers:
-            print(f"{answer['cue']}: none of these {answer['none']:.4f}")
+            print(f"{printable(answer['cue'])}: none of these {answer['none']:.4f}")
             for hit in answer["hits"]:
-                print(f"{hit['id']:>10}  {hit['probability']:.4f}  {hit['payload']}")
+                payload = printable(hit["payload"])
+                print(f"{hit['id']:>10}  {hit['probability']:.4f}  {payload}")
     if options["out"]:
         draw(list(zip(cues, found, strict=True)), options["out"])
     return 0
@@ -123,11 +127,10 @@ def draw(found: "list[tuple[Tensor, Hits]]", path: str) -> None:
 
 
 def save(picture: Any, path: str) -> None:
-    try:
-        picture.save(path)
-    except (OSError, ValueError) as error:
-        raise UserError(f"cannot write picture {path}: {error}") from error
-    print(path, file=sys.stderr)
+    from kanerva.pictures import write_picture
+
+    write_picture(picture, Path(path))
+    print(printable(path), file=sys.stderr)
 
 
 def get(store: "Store", options: dict[str, Any]) -> int:
@@ -138,7 +141,7 @@ def get(store: "Store", options: dict[str, Any]) -> int:
         print(json.dumps(rows))
     else:
         for row in rows:
-            print(f"{row['id']:>10}  {row['payload']}")
+            print(f"{row['id']:>10}  {printable(row['payload'])}")
     if options["out"]:
         from kanerva.pictures import tile
 
@@ -187,7 +190,7 @@ def show(values: dict[str, Any], options: dict[str, Any]) -> None:
         print(json.dumps(values))
         return
     for name, value in values.items():
-        print(f"{name:<20}{value}")
+        print(f"{name:<20}{printable(str(value))}")
 
 
 def list_files(words: list[str]) -> list[Path]:
@@ -209,9 +212,9 @@ def list_files(words: list[str]) -> list[Path]:
 def read_ids(words: list[str]) -> list[int]:
     """Ids that words name."""
     names = [n for w in words for n in (sys.stdin.read().split() if w == "-" else [w])]
-    bad = [name for name in names if not name.isdecimal()]
+    bad = [name for name in names if not name.isdecimal() or len(name) > 19]
     if bad or not names:
-        raise UserError(f"ids are numbers, got {bad[0]!r}" if bad else "no ids given")
+        raise UserError(f"ids are numbers, got {shown(bad[0])}" if bad else "no ids given")
     return [int(name) for name in names]
 
 

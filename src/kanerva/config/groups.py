@@ -277,7 +277,7 @@ class BitsMemoryConfig(GridConfig):
     size: int = 24
     """Hm = Wm."""
     unwritten: float = 0.125
-    """Share of each training episode that is not written."""
+    """Share of each training episode that is not written; 1 for the baseline without a memory."""
     placement: ClassVar[Placement] = "cells"
     noise: ClassVar[float] = 0.0
     outline: ClassVar[bool] = False
@@ -285,8 +285,8 @@ class BitsMemoryConfig(GridConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.unwritten >= 1:
-            raise UserError(f"memory.unwritten must be less than 1, got {self.unwritten}")
+        if self.unwritten > 1:
+            raise UserError(f"memory.unwritten must be at most 1, got {self.unwritten}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -294,10 +294,10 @@ class CodeConfig(OptionGroup):
     """Blocks as bits: a gist with a price, and pixels given it. ours"""
 
     group: ClassVar[str] = "code"
-    groups: int = 16
+    groups: int = 48
     """Parts of a gist, the most telling first; what is dropped is dropped from the end."""
-    beta: float = 2.0
-    """What a nat of gist costs in training, in nats of pixels; the larger the fewer bits."""
+    gist_bits: float = 48.0
+    """What a whole gist takes on average; training finds the price that makes it so."""
     reach: int = 7
     """Radius of the pixels that the code of pixels sees."""
     width: int = 128

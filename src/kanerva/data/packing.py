@@ -17,7 +17,7 @@ from kanerva.data.cache import cache_dir
 from kanerva.data.picture_files import Files, Read, check_size, read_files, skipped
 from kanerva.errors import UserError
 from kanerva.locks import alone
-from kanerva.plain_files import read_json
+from kanerva.plain_files import read_json, sync
 
 
 @dataclass(frozen=True)
@@ -119,6 +119,8 @@ def packed(
             draft.mkdir()
             try:
                 _pack(draft, shape, fill)
+                for file in draft.iterdir():  # before its name is one that is trusted
+                    sync(file)
                 shutil.rmtree(folder, ignore_errors=True)
                 os.replace(draft, folder)
             finally:

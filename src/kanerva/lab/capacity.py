@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 
 from kanerva.evaluation.records import read_record
 from kanerva.lab.paper_figures import BITS_PER_DIM, KANERVA_PP
+from kanerva.pictures import write_picture
 
 FLOOR, QUIET = "#999999", "#666666"
 COLOURS = {"float32": "#1f4e79", "bfloat16": "#4c9f70", "int8": "#d98e04", "int4": "#b03a2e"}
@@ -76,7 +77,7 @@ def _note(
 def main(words: list[str]) -> None:
     """Draw the records named into the file named first."""
     records = [read_record(Path(word)) for word in words[1:]]
-    draw(records).savefig(words[0], dpi=110)
+    write_picture(draw(records), Path(words[0]))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from typing import Any
 
 from kanerva.errors import UserError
 from kanerva.lab.experiments import NAMES, experiment
-from kanerva.plain_files import read_json
+from kanerva.plain_files import read_json, write_whole
 
 HEAD = """\
 # The paper's experiments, and what goes beyond
@@ -108,4 +108,4 @@ if __name__ == "__main__":
         sys.exit("usage: python -m kanerva.lab.page FOLDER RECORDS")
     for path, text in pages(Path(sys.argv[1]), Path(sys.argv[2])).items():
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+        write_whole(path, text)

@@ -30,7 +30,7 @@ from kanerva.lab.benchmark.timing import read_measurement
 from kanerva.lab.experiments.table1 import collect_cells, format_cells, headline, judge_cells
 from kanerva.lab.paper_figures import TABLE1
 from kanerva.lab.tables import SETS, early, keys, samples, sizes
-from kanerva.plain_files import read_json
+from kanerva.plain_files import read_json, write_whole
 
 TABLES: dict[str, Callable[[list[dict[str, Any]]], str]] = {
     "table": lambda records: table(records[0]),
@@ -133,7 +133,7 @@ def read_field(path: Path, field: str) -> float:
 def main(files: list[str]) -> None:
     """Rewrite the files in place; patterns are relative to each file's folder."""
     for file in map(Path, files):
-        file.write_text(quoted(file.read_text(), file.resolve().parent))
+        write_whole(file, quoted(file.read_text(), file.resolve().parent))
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from kanerva.lab.card import card
 from kanerva.models.base import MemoryModel
 from kanerva.models.checkpoint_io import CONFIG, WEIGHTS
 from kanerva.models.loading import PRETRAINED, load
-from kanerva.plain_files import file_digest
+from kanerva.plain_files import file_digest, write_whole
 from kanerva.runs import read_run_config, write_run_config
 from kanerva.training.checkpoint import STATE, read_state
 
@@ -70,7 +70,7 @@ def ship(
             "trained": trained,
         }
         write_record(record, made / RECORD)
-        (made / CARD).write_text(card(record, config))
+        write_whole(made / CARD, card(record, config))
         try:
             shutil.rmtree(into / name, ignore_errors=True)
             shutil.copytree(made, into / name)
@@ -95,7 +95,7 @@ def save_halved(model: MemoryModel, folder: Path) -> None:
     of both files.
     """
     write_tensors(folder / WEIGHTS, halved(model.state_dict()), {"format": "pt"})
-    (folder / CONFIG).write_text(json.dumps(to_dict(model.config), indent=2) + "\n")
+    write_whole(folder / CONFIG, json.dumps(to_dict(model.config), indent=2) + "\n")
     size = (folder / WEIGHTS).stat().st_size
     if size > MOST:
         raise UserError(

@@ -23,15 +23,21 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from kanerva.errors import UserError
+from kanerva.plain_files import shown
 
 Picture = Float[Tensor, "C H W"]
 Mask = Bool[Tensor, "H W"]
+Box = tuple[int, int, int, int]  # first row, row after the last, the same of columns
 
 # Grids of strengths. ours
 HIDDEN = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9)
 SALT_PEPPER = (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 GAUSSIAN = (0.02, 0.04, 0.08, 0.14, 0.2, 0.3, 0.4, 0.55, 0.75, 1.0, 1.4, 2.0)
-MASKS = (0.5, 0.124, 0.124, 0.124, 0.124, 0.004)  # nothing hidden; a band at one edge; at all four
+MOST_SHIFTS = 16  # pixels
+FINE = tuple(round(0.08 * 25 ** (n / 19), 4) for n in range(20))  # 0.08 .. 2, of binary pictures
+# A priori: nothing hidden; a band at one edge; all but a window. Each side's place is as likely as
+# any other, so a window has to explain as much as four of them.
+WHOLE, BAND, WINDOW = 0.5, 0.4, 0.1
 _BINS = 64  # of the values of a cue that is not binary
 
 
@@ -72,14 +78,11 @@ def possible_channels(
             f"got {noise!r}"
         )
     salted, spread = noise in (None, "salt_pepper"), noise in (None, "gaussian")
-    hidden = HIDDEN[:1] if told else HIDDEN
+    hidden = HIDDEN[:1] if told else HIDDEN if binary or residual else HIDDEN[::2]
     salt = SALT_PEPPER[:: 3 if residual else 1] if salted and (binary or residual) else (0.0,)
     if residual:
         return [Channel(*s) for s in product(hidden, salt, GAUSSIAN if spread else GAUSSIAN[:3])]
-    return [
-        Channel(*s)
-        for s in product(hidden, salt, GAUSSIAN[2:] if spread and not binary else (0.0,))
-    ]
+    return [Channel(*s) for s in product(hidden, salt, FINE if spread and not binary else (0.0,))]
 
 
 def _shares(
@@ -166,33 +169,43 @@ class Seen:
         return (ratio / ratio.abs().max().clamp(min=1e-6))[self.codes]
 
 
-def possible_masks(
-    cue: Picture, observed: Mask | None
-) -> tuple[Bool[Tensor, "masks H W"], Float[Tensor, " masks"]]:
-    """Which pixels may have been visible, and how likely that is a priori: those told; else all,
-    or all but the blank band at one edge, or what lies within all four of them."""
-    whole = torch.ones_like(cue[0], dtype=torch.bool)
+def possible_boxes(cue: Picture) -> dict[Box, float]:
+    """What may have been visible where it is not given, and how likely a priori: everything, or
+    all but the blank band at one edge, or what lies within all four of them; that comes last."""
+    height, width = cue.shape[1:]
     ink = (cue != 0).any(dim=0)
-    if observed is not None or not bool(ink.any()):
-        return (whole if observed is None else observed)[None], cue.new_ones(1)
-    bands = []
-    for axis in (0, 1):
-        marked = ink.any(dim=1 - axis).long()
-        first = int(marked.argmax())
-        last = len(marked) - 1 - int(marked.flip(0).argmax())
-        places = torch.arange(len(marked), device=cue.device)
-        places = places[:, None] if axis == 0 else places[None]
-        bands += [whole & (places >= first), whole & (places <= last)]
-    masks = torch.stack([whole, *bands, bands[0] & bands[1] & bands[2] & bands[3]])
-    found, which = masks.unique(dim=0, return_inverse=True)
-    chances = cue.new_tensor(MASKS)
-    return found, cue.new_zeros(len(found)).index_add(0, which, chances)
+    rows, columns = (ink.any(dim=axis).nonzero()[:, 0].tolist() for axis in (1, 0))
+    whole = (0, height, 0, width)
+    if not rows:
+        return {whole: 1.0}
+    top, bottom, left, right = rows[0], rows[-1] + 1, columns[0], columns[-1] + 1
+    bands = [(top, height, 0, width), (0, bottom, 0, width)]
+    bands += [(0, height, left, width), (0, height, 0, right)]
+    chances: dict[Box, float] = {}
+    windows = height * (height + 1) * width * (width + 1) / 4
+    priors = [WHOLE, *(BAND / 4 / s for s in (height, height, width, width)), WINDOW / windows]
+    for box, chance in zip([whole, *bands, (top, bottom, left, right)], priors, strict=True):
+        chances[box] = chances.get(box, 0.0) + chance / sum(priors)
+    return chances
+
+
+def possible_masks(
+    cue: Picture, observed: Mask | None, boxes: dict[Box, float]
+) -> tuple[Bool[Tensor, "masks H W"], Float[Tensor, " masks"]]:
+    """Which pixels may have been visible, and how likely that is a priori: those given, or one of
+    some boxes."""
+    if observed is not None:
+        return observed[None], cue.new_ones(1)
+    masks = torch.zeros(len(boxes), *cue.shape[1:], dtype=torch.bool, device=cue.device)
+    for mask, (top, bottom, left, right) in zip(masks, boxes, strict=True):
+        mask[top:bottom, left:right] = True
+    return masks, cue.new_tensor(list(boxes.values()))
 
 
 def possible_shifts(shifts: int) -> list[tuple[int, int]]:
     """Rows down and columns right that a cue is moved by, none first."""
-    if shifts < 0:
-        raise UserError(f"shifts is a number of pixels, got {shifts}")
+    if not 0 <= shifts <= MOST_SHIFTS:  # it takes memory by its square
+        raise UserError(f"shifts is a number of pixels, at most {MOST_SHIFTS}; got {shown(shifts)}")
     steps = sorted(range(-shifts, shifts + 1), key=abs)
     return list(product(steps, steps))
 

@@ -1,48 +1,105 @@
 """Reading for what is not written: what all blocks of a memory together tell of another image.
 
-p(z | M, new) sees every block that is held, in any order and any number. Which blocks are read
-depends on the memory alone, so what is scored cannot choose them.
+p(z | M, new) and p(x | M, new) see every block that is held, in any order and any number: the image
+itself where all of it is stored, what the gist says where not. Which blocks are read depends on the
+memory alone, so what is scored cannot choose them.
 """
 
+import math
+
 import torch
-from jaxtyping import Bool, Float
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from kanerva.layers.residual import zeroed
+from kanerva.shapes import FeatureMaps
 
-_WIDTH, _LAYERS, _HEADS, _QUERIES = 128, 2, 4, 4  # ours
+MOST = 32  # ours: blocks that are read, the latest
+NEW = 0.5  # p(y = new | M), where anything is held
+UNLIKE = 0.125  # of that, p(an image has nothing to do with what is held)
+_WIDTH, _LAYERS, _HEADS = 128, 3, 4  # ours
+
+Told = Float[Tensor, "B maps Hq Wq"]  # of a new image, place by place
+Tokens = Float[Tensor, "B n W"]
 
 
 class KinReader(nn.Module):
-    """Blocks of a memory to one trace, as if a block were read; zeros where nothing is held."""
+    """Blocks of a memory to maps of what a new image is expected to be like; zeros where nothing is
+    held. Every place of the maps looks at every place of every block."""
 
-    def __init__(self, numbers: int) -> None:
+    def __init__(self, features: int, gist_maps: int, side: tuple[int, int], outputs: int) -> None:
         super().__init__()
-        self.embed = nn.Linear(numbers, _WIDTH)
+        self.side, places = side, side[0] * side[1]
+        self.see = nn.Linear(features, _WIDTH)
+        self.guess = nn.Linear(gist_maps, _WIDTH)
+        self.place = nn.Parameter(0.02 * torch.randn(places, _WIDTH))
         self.nothing = nn.Parameter(0.02 * torch.randn(1, 1, _WIDTH))  # so that none is no error
-        self.layers = nn.ModuleList(
-            [
-                nn.TransformerEncoderLayer(
-                    _WIDTH, _HEADS, 2 * _WIDTH, 0.0, "gelu", batch_first=True, norm_first=True
-                )
-                for _ in range(_LAYERS)
-            ]
-        )
-        self.queries = nn.Parameter(0.02 * torch.randn(1, _QUERIES, _WIDTH))
-        self.pool = nn.MultiheadAttention(_WIDTH, _HEADS, batch_first=True)
-        self.norm = nn.LayerNorm(_QUERIES * _WIDTH)
-        self.last = zeroed(nn.Linear(_QUERIES * _WIDTH, numbers))
+        self.queries = nn.Parameter(0.02 * torch.randn(1, places, _WIDTH))
+        self.layers = nn.ModuleList([_Attend() for _ in range(_LAYERS)])
+        self.norm = nn.LayerNorm(_WIDTH)
+        self.last = zeroed(nn.Linear(_WIDTH, outputs))
 
     def forward(
-        self, blocks: Float[Tensor, "B S D"], held: Bool[Tensor, "B S"]
-    ) -> Float[Tensor, "B D"]:
-        """What a new image is expected to be like."""
-        count = len(blocks)
-        tokens = torch.cat([self.nothing.expand(count, -1, -1), self.embed(blocks)], dim=1)
-        hidden = torch.cat([torch.zeros_like(held[:, :1]), ~held], dim=1)  # from attention
+        self,
+        features: FeatureMaps,
+        gists: Float[Tensor, "B T G Hq Wq"],
+        whole: Bool[Tensor, "B T"],
+        held: Bool[Tensor, "B T"],
+    ) -> Told:
+        """Of images `features`, where `whole`; of the others what gists say."""
+        seen, guessed = self.see(features.flatten(3).mT), self.guess(gists.flatten(3).mT)
+        tokens = torch.where(whole[..., None, None], seen, guessed) + self.place
+        tokens = torch.cat([self.nothing.expand(len(held), -1, -1), tokens.flatten(1, 2)], dim=1)
+        visible = held.repeat_interleave(len(self.place), dim=1)
+        visible = torch.cat([torch.ones_like(visible[:, :1]), visible], dim=1)
+        x = self.queries.expand(len(held), -1, -1)
         for layer in self.layers:
-            tokens = layer(tokens, src_key_padding_mask=hidden)
-        queries = self.queries.expand(count, -1, -1)
-        pooled = self.pool(queries, tokens, tokens, key_padding_mask=hidden, need_weights=False)[0]
-        found = self.last(self.norm(pooled.flatten(1))).float()
-        return found * held.any(dim=1, keepdim=True)
+            x = layer(x, tokens, visible)
+        told = self.last(self.norm(x)).float().mT.unflatten(-1, self.side)
+        return told * held.any(dim=1)[:, None, None, None]
+
+
+class _Attend(nn.Module):
+    """Queries look at tokens and at each other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.norm = nn.LayerNorm(_WIDTH), nn.LayerNorm(_WIDTH)
+        self.query, self.pair = nn.Linear(_WIDTH, _WIDTH), nn.Linear(_WIDTH, 2 * _WIDTH)
+        self.out = nn.Linear(_WIDTH, _WIDTH)
+        self.mlp = nn.Sequential(
+            nn.LayerNorm(_WIDTH),
+            nn.Linear(_WIDTH, 2 * _WIDTH),
+            nn.GELU(),
+            nn.Linear(2 * _WIDTH, _WIDTH),
+        )
+
+    def forward(self, x: Tokens, tokens: Tensor, visible: Bool[Tensor, "B m"]) -> Tokens:
+        x_in = self.norm(x)
+        keys, values = self.pair(torch.cat([self.before(tokens), x_in], dim=1)).chunk(2, dim=-1)
+        mask = torch.cat([visible, torch.ones_like(visible[:, :1]).expand(-1, x.shape[1])], dim=1)
+        heads = [part.unflatten(-1, (_HEADS, -1)).transpose(1, 2) for part in (keys, values)]
+        query = self.query(x_in).unflatten(-1, (_HEADS, -1)).transpose(1, 2)
+        found = F.scaled_dot_product_attention(query, *heads, attn_mask=mask[:, None, None])
+        x = x + self.out(found.transpose(1, 2).flatten(2))
+        return x + self.mlp(x)
+
+
+# What being new costs
+
+
+def key_costs(held: Int[Tensor, " B"], written: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+    """-ln p(y | M): new with a stated probability, else any of what is held; certain where nothing
+    is."""
+    held = held[:, None].double()
+    new = torch.where(held > 0, -math.log(NEW), 0.0)
+    return torch.where(written, held.log() - math.log(1 - NEW), new)
+
+
+def mix_unlike(
+    like: Float[Tensor, "B T"], unlike: Float[Tensor, "B T"], held: Int[Tensor, " B"]
+) -> Float[Tensor, "B T"]:
+    """ln p(x | M, new) from ln p of an image like what is held, and of one unlike it."""
+    mixed = torch.logaddexp(like + math.log1p(-UNLIKE), unlike + math.log(UNLIKE))
+    return torch.where(held[:, None] > 0, mixed, unlike)

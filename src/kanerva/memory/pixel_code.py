@@ -30,6 +30,7 @@ _FARTHEST = 12 * LEVELS  # a logit of 12: one pixel in 160,000
 _AT_ONCE = 64  # images whose every pixel is looked at together
 
 Traces = Float[Tensor, "N D"]  # whole numbers
+Beside = Float[Tensor, "N maps h w"]  # what else is known of an image, place by place
 Binary = Float[Tensor, "N H W"]
 Counts = Int[Tensor, "N n"]  # of TOTAL, that a pixel is 1
 
@@ -61,27 +62,44 @@ class PixelCode(nn.Module):
         counts = (TOTAL * levels.sigmoid()).round().clamp(1, TOTAL - 1)
         self.register_buffer("counts", counts.float())  # kept with the weights: no libm decides
 
-    def levels(self, traces: Traces, pixels: Binary) -> Float[Tensor, "N HW"]:
+    def levels(
+        self, traces: Traces, pixels: Binary, beside: Beside | None = None
+    ) -> Float[Tensor, "N HW"]:
         """Of every pixel, given those before it, a logit in sixteenths."""
         with clear_of(pixels):
             window = (self.reach + 1, 2 * self.reach + 1)
             seen = F.unfold(self._framed(pixels.float())[:, None], window)[:, : self.taps]
-            sums = self._prepare(traces.float()) + self.seen(ONE * seen.mT)
+            sums = self._prepare(traces.float(), beside) + self.seen(ONE * seen.mT)
             return self._finish(sums, self._whole_layers())
 
+    def nats(
+        self, traces: Traces, pixels: Binary, beside: Beside | None = None
+    ) -> Float[Tensor, " N"]:
+        """-ln p(x | block) of every image, with gradients."""
+        levels = self.levels(traces, pixels, beside)
+        with clear_of(pixels):
+            each = F.binary_cross_entropy_with_logits(
+                levels / LEVELS, pixels.flatten(1), reduction="none"
+            )
+        return each.sum(dim=1)
+
     @torch.no_grad()
-    def table(self, traces: Traces, pixels: Binary) -> Counts:
+    def table(self, traces: Traces, pixels: Binary, beside: Beside | None = None) -> Counts:
         """Of every pixel the count, of `TOTAL`, with which it is 1."""
-        pairs = zip(traces.split(_AT_ONCE), pixels.split(_AT_ONCE), strict=True)
-        return torch.cat([self._counts(self.levels(*pair)) for pair in pairs])
+        parts = [traces, pixels] if beside is None else [traces, pixels, beside]
+        chunks = zip(*[part.split(_AT_ONCE) for part in parts], strict=True)
+        return torch.cat([self._counts(self.levels(*chunk)) for chunk in chunks])
 
     @torch.no_grad()
     def follow(
-        self, traces: Traces, choose: Callable[[int, Int[Tensor, " N"]], Tensor | None]
+        self,
+        traces: Traces,
+        choose: Callable[[int, Int[Tensor, " N"]], Tensor | None],
+        beside: Beside | None = None,
     ) -> Float[Tensor, "N H W"]:
         """Pixel after pixel in the order of reading: `choose` says what pixel i of each image is,
         given the counts with which it is 1; or None, and that is the end."""
-        known = self._prepare(traces)
+        known = self._prepare(traces, beside)
         framed = self._framed(traces.new_zeros(len(traces), self.height, self.width))
         weight, bias = self.seen.whole()
         weight, reach = (ONE * weight).mT.contiguous(), self.reach
@@ -96,9 +114,11 @@ class PixelCode(nn.Module):
             framed[:, reach + row, reach + column] = pixel.to(framed)
         return framed[:, reach:, reach : reach + self.width]
 
-    def _prepare(self, traces: Traces) -> Float[Tensor, "N HW width"]:
-        """Sums of what a block tells each pixel."""
-        x = activate(self.lift(ONE * traces)).unflatten(-1, (self.maps, *self.coarse))
+    def _prepare(self, traces: Traces, beside: Beside | None) -> Float[Tensor, "N HW width"]:
+        """Sums of what a block tells each pixel. What is `beside` need not be whole numbers: only
+        images that no block holds have it, and those are never coded."""
+        x = self.lift(ONE * traces).unflatten(-1, (self.maps, *self.coarse))
+        x = activate(x if beside is None else x + 64 * ONE * beside.float())
         x = activate(self.mix(F.unfold(x, 3, padding=1).mT))
         x = activate(self.spread(x)).mT.unflatten(-1, self.coarse)
         x = F.pixel_shuffle(x, 4)[..., : self.height, : self.width]

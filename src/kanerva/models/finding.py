@@ -14,13 +14,15 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
-from jaxtyping import Shaped
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from kanerva.errors import UserError
-from kanerva.memory.channels import Noise, Picture
+from kanerva.memory.channels import Noise
+from kanerva.memory.evidence import Cue, Pictures, log_evidence, to_levels
 from kanerva.memory.heap import Memory
-from kanerva.memory.search import Candidates, Cue, Hits, Pictures, search, search_all, to_levels
+from kanerva.memory.ranking import Candidates, Features
+from kanerva.memory.search import Held, Hits, Named, search
 from kanerva.models.content import decode_held, keep
 from kanerva.seeding import stream
 from kanerva.shapes import Blocks, DecoderOutput
@@ -52,25 +54,23 @@ def find(
     cells, output = decode_held(model, memory)
     pictures = as_pictures(model, output)
     handles = owners[cells].tolist()
+    features = Features(pictures.features, model.config.image)
 
     def rank(cues: Sequence[Cue], count: int) -> list[Candidates]:
-        return Candidates.rank(cues, pictures.features, count)
+        return Candidates.rank(cues, features, count)
 
-    def one(cue: Cue, first: Candidates | None) -> Hits:
-        return search(
-            cue,
-            len(pictures),
-            rank,
-            lambda rows: pictures[rows],
-            lambda guess: log_none(model, cue, guess),
-            lambda rows: [(handles[r], lambda r=r: pictures.means[r], "") for r in rows],
-            first=first,
-            k=k,
-            prior_none=prior_none,
-        )
+    def name(rows: list[int]) -> list[Named]:
+        return [(handles[r], lambda r=r: pictures.means[r], "") for r in rows]
 
+    held = Held(
+        len(pictures),
+        rank,
+        lambda rows: pictures[rows],
+        lambda cues, guesses: log_none(model, cues, guesses),
+        name,
+    )
     cues = as_cues(model, cue, observed, noise, shifts)
-    hits = search_all(cues, len(pictures), rank, one)
+    hits = search(cues, held, k=k, prior_none=prior_none)
     return hits if cue.ndim == 4 else hits[0]
 
 
@@ -110,21 +110,24 @@ def decode_blocks(model: "Kpp", blocks: Blocks) -> Pictures:
 
 
 @torch.no_grad()
-def log_none(model: "Kpp", cue: Cue, guess: Picture) -> float:
-    """ln p(cue | nothing held), estimated; `guess` is the best picture held."""
+def log_none(model: "Kpp", cues: Sequence[Cue], guesses: Float[Tensor, "n C H W"]) -> list[float]:
+    """ln p(cue | nothing held) of each, estimated; a guess is the best picture held."""
     empty = torch.zeros(1, 1, *model.writer.shape, device=model.device)
     generic = keep(model, model, lambda: _generic(model, empty))
-    estimates = [float(cue.log_evidence(generic).logsumexp(0)) - math.log(GENERIC)]
-    seen = cue.masks.all(dim=0)  # under every mask it may have had
-    guesses = torch.stack([torch.where(seen, cue.picture.clamp(0, 1), guess), guess])
-    guesses = guesses.round() if cue.binary else (guesses * 255).round() / 255
-    features = model.encoder(guesses[None]).repeat_interleave(ENCODED, dim=1)
+    seen = torch.stack([cue.masks.all(dim=0) for cue in cues])[:, None]  # under every mask
+    shown = torch.stack([cue.picture for cue in cues]).clamp(0, 1)
+    start = torch.stack([torch.where(seen, shown, guesses), guesses], dim=1).flatten(0, 1)
+    start = start.round() if cues[0].binary else (start * 255).round() / 255
+    features = model.encoder(start[None]).repeat_interleave(ENCODED, dim=1)
     blocks = empty.expand(-1, features.shape[1], -1, -1, -1)
     reading = model.readout(blocks, features, generator=stream("none", device=model.device))
     weights = (reading.log_prior - reading.log_posterior)[0]
-    evidence = cue.log_evidence(as_pictures(model, model.decoder(reading.readout)))
-    encoded = (evidence + weights).view(2, ENCODED).logsumexp(1) - math.log(ENCODED)
-    return max([*estimates, *encoded.tolist()])
+    drawn = as_pictures(model, model.decoder(reading.readout))
+    owner = torch.arange(len(cues), device=model.device).repeat_interleave(2 * ENCODED)
+    encoded = (log_evidence(cues, drawn, owner) + weights).view(len(cues), 2, ENCODED)
+    best = encoded.logsumexp(2).amax(dim=1) - math.log(ENCODED)
+    rough = torch.stack([cue.log_evidence(generic).logsumexp(0) for cue in cues])
+    return torch.maximum(best, rough - math.log(GENERIC)).tolist()
 
 
 def _generic(model: "Kpp", empty: Blocks) -> Pictures:

@@ -21,37 +21,40 @@ from dataclasses import replace
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from kanerva.config import KppBitsConfig
 from kanerva.errors import UserError
 from kanerva.memory.codec import BlockCodec
 from kanerva.memory.detail import ALL, MISMATCH, Detail
-from kanerva.memory.fixed_point import BIT, TOTAL, clear_of
+from kanerva.memory.fixed_point import BIT, TOTAL
 from kanerva.memory.gist import LARGEST, GistPrior, quantise_gist
 from kanerva.memory.heap import Memory
-from kanerva.memory.kin import KinReader
-from kanerva.memory.pixel_code import LEVELS, PixelCode
+from kanerva.memory.kin import MOST, NEW, KinReader, key_costs, mix_unlike
+from kanerva.memory.pixel_code import PixelCode
+from kanerva.memory.refine import refine_gists
 from kanerva.memory.writers import GistWriter
 from kanerva.models.base import Handles, Images, LogWeights, Near, all_but_one
 from kanerva.models.kpp import Kpp
 from kanerva.models.terms import ElboTerms
 from kanerva.readout import SpatialPrior
 from kanerva.seeding import Noise, as_generator, uniform
-from kanerva.shapes import Blocks, Cells, Episode, FeatureMaps, PerImage
+from kanerva.shapes import Blocks, Cells, Episode, FeatureMaps, KinMaps
 
-NEW = 0.25  # p(y = new | M), where anything is held
-_SPREAD = 2.0  # training draws beta from half to twice its default
+Known = Bool[Tensor, "B T"]  # of each block
+
+_SPREAD = 2.0  # training draws beta from half to twice its middle
 _SKETCH = 0.5  # weight of the loss that is the gist's own
-_CHEAP = 1000  # steps in which the price rises: what costs from the start is never used
 _SHORT = 0.25  # share of written blocks that training cuts after some group
+_BLURRED = 0.25  # share of gists that training blurs instead of rounding them
+_FIRST_BETA, _BETA_STEP = 0.1, 0.003  # what costs much from the start is never used
 
 
 class KppBits(Kpp):
     """Gist and detail."""
 
     has_code = True
-    age: Tensor
+    log_beta: Tensor
     config: KppBitsConfig  # pyright: ignore[reportIncompatibleVariableOverride]
     writer: GistWriter  # pyright: ignore[reportIncompatibleVariableOverride]
 
@@ -67,8 +70,9 @@ class KppBits(Kpp):
             maps=code.maps,
             depth=code.depth,
         )
-        self.kin = KinReader(size)
-        self.register_buffer("age", torch.zeros(()))  # steps trained
+        width = config.readout.prior_width
+        self.kin = KinReader(self.encoder.features, width, self.side, code.maps + width)
+        self.register_buffer("log_beta", torch.tensor(math.log(_FIRST_BETA)))
         self.cap = ALL
 
     def make_writer(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -90,65 +94,97 @@ class KppBits(Kpp):
         rate = 2 * chance[..., 0] - 1
         numbers = self.writer.numbers(features, rate)
         noise = uniform(tuple(numbers.shape), generator, self.device) - 0.5
-        # half are rounded, as they will be; half are blurred: what is rounded to zero tells a
+        # most are rounded, as they will be; some are blurred: what is rounded to zero tells a
         # network nothing, and would stay zero
         blurred = (numbers + noise).clamp(-LARGEST, LARGEST)
-        gists = torch.where(chance[..., 3:] < 0.5, quantise_gist(numbers), blurred)
+        gists = torch.where(chance[..., 3:] < _BLURRED, blurred, quantise_gist(numbers))
         written = self._choose_written(batch, length, generator)
         some = 1 + (chance[..., 1] * (groups - 1)).floor()
         kept = torch.where(chance[..., 2] < _SHORT, some, groups) * written
         blocks = self.writer.blocks(gists, kept)
-        kin = self.kin(blocks.flatten(2), written).unflatten(-1, self.writer.shape)
-        traces = torch.where(written[..., None, None, None], blocks, kin[:, None])
-        reading = self.readout(traces, features, generator=generator)
+        whole = (kept == groups) & (chance[..., 3] >= 0.5)
+        # what is not written and reads nothing is scored as by an empty memory
+        reads = ~written & (chance[..., 2] >= _SHORT)
+        kin = (
+            self._ask_kin(blocks, features, whole, written)[:, None] * reads[..., None, None, None]
+        )
+        for_code, for_z = self._split_kin(kin)
+        reading = self.readout(blocks, features, beside=for_z, generator=generator)
         likelihood = self.log_likelihood(reading.readout, episode)
         price = self.prior.nats(numbers.flatten(0, 1), blurred.flatten(0, 1))
+        beta = self._adapt_beta(price.sum(dim=-1)) * _SPREAD**rate
         held = torch.arange(groups, device=self.device) < kept[..., None]
         price = (price.unflatten(0, (batch, length)) * held).sum(dim=-1)
-        self.age += 1
-        beta = self.config.code.beta * _SPREAD**rate * (self.age / _CHEAP).clamp(max=1)
-        means = self.readout(traces, sample=False).readout
+        means = self.readout(blocks, beside=for_z, sample=False).readout
         sketch = -self.likelihood.log_prob(self.decoder(means), episode) * written
-        pixels = self._pixel_nats(traces, episode)
-        key = self._key_costs(written.sum(dim=1), written)
+        pixels = self.pixel_code.nats(
+            blocks.flatten(2).flatten(0, 1), episode.flatten(0, 2), for_code.flatten(0, 1)
+        ).unflatten(0, (batch, length))
+        key = key_costs(written.sum(dim=1), written)
         terms = ElboTerms(likelihood, reading.kl, key.to(likelihood.dtype))
         auxiliary = (beta * price + _SKETCH * sketch + pixels).mean()
         return terms.by_name() | {"auxiliary": auxiliary}
 
+    @torch.no_grad()
+    def _adapt_beta(self, price: Float[Tensor, " N"]) -> Tensor:
+        """What a nat of gist costs, in nats of pixels: more while gists take more bits than they
+        should. A fixed price ends at gists of no bits or of too many."""
+        beta = self.log_beta.exp()
+        excess = price.mean() / (math.log(2) * self.config.code.gist_bits) - 1
+        self.log_beta += _BETA_STEP * excess.clamp(-1, 1)
+        self.log_beta.clamp_(-4, 4)
+        return beta
+
     def _choose_written(self, batch: int, length: int, generator: Noise) -> Bool[Tensor, "B T"]:
-        """The first images of each episode: in half of the episodes nearly all, in the others any
-        number."""
+        """The first images of each episode: in half of the episodes as many as may be, in the
+        others mostly few, which tell the least of what is not written."""
         chance = uniform((batch, 2), generator, self.device)
         most = length - max(1, round(self.config.memory.unwritten * length))
-        count = torch.where(chance[:, 0] < 0.5, most, (chance[:, 1] * length).floor())
+        few = ((most + 1) ** chance[:, 1]).floor().clamp(max=most)
+        count = torch.where(chance[:, 0] < 0.5, most, few)
         return torch.arange(length, device=self.device) < count[:, None]
 
-    def _key_costs(
-        self, held: Int[Tensor, " B"], written: Bool[Tensor, "B T"]
-    ) -> Float[Tensor, "B T"]:
-        """-ln p(y | M): new with a stated probability, else any of what is held; certain where
-        nothing is."""
-        held = held[:, None].double()
-        new = torch.where(held > 0, -math.log(NEW), 0.0)
-        return torch.where(written, held.log() - math.log(1 - NEW), new)
+    # What is not written
 
-    def _pixel_nats(self, blocks: Blocks, episode: Episode) -> PerImage:
-        """-ln p(x | gist) of every image, with gradients."""
-        pixels = episode.flatten(0, 2)
-        levels = self.pixel_code.levels(blocks.flatten(2).flatten(0, 1), pixels)
-        with clear_of(pixels):
-            nats = nn.functional.binary_cross_entropy_with_logits(
-                levels / LEVELS, pixels.flatten(1), reduction="none"
-            )
-        return nats.sum(dim=1).unflatten(0, episode.shape[:2])
+    def _ask_kin(
+        self, blocks: Blocks, features: FeatureMaps, whole: Known, held: Known
+    ) -> Float[Tensor, "B maps Hq Wq"]:
+        """What blocks tell of other images: all of their own image where they hold the whole of it,
+        else what their gist says."""
+        spread = self.readout.spread(blocks).unflatten(0, blocks.shape[:2])
+        return self.kin(features, spread, whole, held)
+
+    def _split_kin(self, kin: KinMaps) -> tuple[KinMaps, KinMaps]:
+        """Its part for the code of pixels, and that for z."""
+        maps = self.config.code.maps
+        return kin[:, :, :maps], kin[:, :, maps:]
+
+    def _read_kin(self, memory: Memory) -> Float[Tensor, "B maps Hq Wq"]:
+        """What the latest blocks of a memory tell of an image that is not among them."""
+        assert memory.detail is not None
+        owners = memory.require_slots()
+        latest = owners.topk(min(MOST, owners.shape[1]), dim=1)
+        cells, detail = latest.indices, memory.detail.at(latest.indices)
+        pixels = detail.pixels.float().unflatten(-1, self.config.image)
+        whole = detail.stored == detail.pixels.shape[-1]
+        blocks = self.placement.grid.read(memory.map, cells)
+        return self._ask_kin(blocks, self.encoder(pixels), whole, latest.values >= 0)
 
     # Write
 
     def blocks(self, episode: Episode, features: FeatureMaps, generator: Noise = None) -> Blocks:
         """Whole gists, at the price that bits are stored for."""
-        rate = torch.zeros(episode.shape[:2], device=self.device)
-        gists = quantise_gist(self.writer.numbers(features, rate))
-        return self.writer.blocks(gists, torch.full_like(rate, self.config.code.groups))
+        gists = self._gists(features).flatten(0, 1)
+        refined = refine_gists(self.prior, self.pixel_code, gists, episode.flatten(0, 2))
+        return self._whole_blocks(refined.unflatten(0, episode.shape[:2]))
+
+    def _gists(self, features: FeatureMaps) -> Float[Tensor, "B T numbers"]:
+        rate = torch.zeros(features.shape[:2], device=self.device)
+        return quantise_gist(self.writer.numbers(features, rate))
+
+    def _whole_blocks(self, gists: Float[Tensor, "B T numbers"]) -> Blocks:
+        kept = torch.full(gists.shape[:2], self.config.code.groups, device=self.device)
+        return self.writer.blocks(gists, kept)
 
     @torch.no_grad()
     def code(self, episode: Episode, blocks: Blocks) -> Detail:
@@ -156,8 +192,7 @@ class KppBits(Kpp):
         lead, groups = episode.shape[:2], self.config.code.groups
         traces, pixels = blocks.flatten(2).flatten(0, 1), episode.flatten(0, 2)
         gist_costs = self.prior.costs(traces[:, : self.prior.numbers])
-        counts = self.pixel_code.table(traces, pixels)
-        costs = self.pixel_code.cost(counts, pixels.flatten(1))
+        costs = self.pixel_code.cost(self.pixel_code.table(traces, pixels), pixels.flatten(1))
         caps = torch.full(lead, self.cap, device=self.device)
         return Detail(
             pixels.flatten(1).to(torch.uint8).unflatten(0, lead),
@@ -232,10 +267,10 @@ class KppBits(Kpp):
         """The whole code length of an image: its gist's bits, here in the place of KL z, its pixels
         given the gist, its key. With everything stored the bound itself says nothing."""
         episode = self.as_pixels(images)
-        blocks = self.blocks(episode, self.encoder(episode))
-        gists = blocks.flatten(2).flatten(0, 1)[:, : self.prior.numbers]
-        bits = self.prior.costs(gists).sum(dim=-1).double().unflatten(0, episode.shape[:2]) / BIT
-        score = self._log_pixels(blocks, episode).sum(dim=-1)
+        gists = self._gists(self.encoder(episode))  # not refined: that takes longer than the rest
+        costs = self.prior.costs(gists.flatten(0, 1)).sum(dim=-1)
+        bits = costs.double().unflatten(0, episode.shape[:2]) / BIT
+        score = self._log_pixels(self._whole_blocks(gists), episode).sum(dim=-1)
         key = torch.full_like(score, math.log(episode.shape[1]) - math.log(1 - NEW))
         return ElboTerms(score, math.log(2) * bits, key)
 
@@ -252,29 +287,33 @@ class KppBits(Kpp):
         known = torch.logaddexp(rest.masked_fill(~matches, -torch.inf), other)
         score = torch.where(detail.stored > 0, known, nats.sum(dim=-1))
         count = (memory.require_slots() >= 0).sum(dim=1)
-        key = self._key_costs(count, torch.ones_like(matches))
+        key = key_costs(count, torch.ones_like(matches))
         return ElboTerms(score, torch.zeros_like(score), key)
 
     def _terms_new(self, memory: Memory, episode: Episode) -> ElboTerms:
-        """Of images that are not in a memory: they read all that it holds."""
-        traces = self._read_kin(memory)[:, None].expand(-1, episode.shape[1], -1, -1, -1)
-        score = self._log_pixels(traces, episode).sum(dim=-1)
+        """Of images that are not in a memory: like all that it holds, or like none of it."""
         count = (memory.require_slots() >= 0).sum(dim=1)
-        key = self._key_costs(count, torch.zeros_like(score, dtype=torch.bool))
+        return self._terms_beside(self._read_kin(memory), count, episode)
+
+    def _terms_beside(
+        self, kin: Float[Tensor, "B maps Hq Wq"], count: Int[Tensor, " B"], episode: Episode
+    ) -> ElboTerms:
+        """The same, of what so many blocks tell."""
+        nothing = torch.zeros(*episode.shape[:2], *self.writer.shape, device=self.device)
+        beside = self._split_kin(kin[:, None].expand(-1, episode.shape[1], -1, -1, -1))[0]
+        like = self._log_pixels(nothing, episode, beside).sum(dim=-1)
+        unlike = self._log_pixels(nothing, episode).sum(dim=-1)
+        score = mix_unlike(like, unlike, count)
+        key = key_costs(count, torch.zeros_like(score, dtype=torch.bool))
         return ElboTerms(score, torch.zeros_like(score), key)
 
-    def _read_kin(self, memory: Memory) -> Float[Tensor, "B Cm h w"]:
-        """The trace that a new image reads."""
-        held = memory.require_slots() >= 0
-        every = torch.arange(held.shape[1], device=self.device).expand(len(held), -1)
-        blocks = self.placement.grid.read(memory.map, every)
-        return self.kin(blocks.flatten(2), held).unflatten(-1, self.writer.shape)
-
-    def _log_pixels(self, blocks: Blocks, episode: Episode) -> Float[Tensor, "B T n"]:
+    def _log_pixels(
+        self, blocks: Blocks, episode: Episode, beside: KinMaps | None = None
+    ) -> Float[Tensor, "B T n"]:
         """ln p of every pixel given the gist and the pixels before it, from the very tables that
         code it."""
-        pixels = episode.flatten(0, 2)
-        counts = self.pixel_code.table(blocks.flatten(2).flatten(0, 1), pixels)
+        pixels, flat = episode.flatten(0, 2), None if beside is None else beside.flatten(0, 1)
+        counts = self.pixel_code.table(blocks.flatten(2).flatten(0, 1), pixels, flat)
         share = torch.where(pixels.flatten(1) > 0.5, counts, TOTAL - counts).double() / TOTAL
         return share.log().unflatten(0, episode.shape[:2])
 
@@ -282,12 +321,16 @@ class KppBits(Kpp):
     def left_out(self, images: Images, *, generator: Noise = None) -> ElboTerms:
         """Each image scored in the memory of the rest of its episode (a control)."""
         episode = self.as_pixels(images)
-        rest = all_but_one(episode.shape[1], self.device)
+        rest = all_but_one(episode.shape[1], self.device)[:, -MOST:]
         self.placement.require_room(episode.shape[1])
-        blocks = self.blocks(episode, self.encoder(episode))[:, rest].flatten(0, 1)
-        places = torch.arange(rest.shape[1], device=self.device).expand(len(blocks), -1)
-        memory = super()._empty(len(blocks)).malloc(blocks, places)
-        terms = self._terms_new(memory, episode.flatten(0, 1)[:, None])
+        features = self.encoder(episode)
+        blocks = self.blocks(episode, features)
+        detail = self.code(episode, blocks)
+        whole = detail.stored == detail.pixels.shape[-1]
+        others = [part[:, rest].flatten(0, 1) for part in (detail.cut(blocks), features, whole)]
+        kin = self._ask_kin(others[0], others[1], others[2], torch.ones_like(others[2]))
+        count = torch.full((len(kin),), episode.shape[1] - 1, device=self.device)
+        terms = self._terms_beside(kin, count, episode.flatten(0, 1)[:, None])
         return terms.view(tuple(images.shape[:-3]))
 
     # Generate
@@ -313,24 +356,26 @@ class KppBits(Kpp):
                 memory, num_samples, near=near, sample_pixels=sample_pixels, generator=generator
             )
         kin = self._read_kin(memory.as_batch())[:, None]
-        traces = kin.expand(-1, num_samples, -1, -1, -1)
+        for_code, for_z = self._split_kin(kin.expand(-1, num_samples, -1, -1, -1))
         if sample_pixels:
-            images = self._sample_code(traces, generator)
+            images = self._sample_code(for_code, generator)
         else:
-            readout = SpatialPrior(self.readout, traces).sample(generator)
+            nothing = torch.zeros(*for_z.shape[:2], *self.writer.shape, device=self.device)
+            readout = SpatialPrior(self.readout, nothing, for_z).sample(generator)
             images = self.likelihood.mean(self.decoder(readout))
         return images if memory.is_batch else images[0]
 
-    def _sample_code(self, traces: Blocks, generator: Noise) -> Episode:
-        """A draw of every pixel in turn."""
+    def _sample_code(self, beside: KinMaps, generator: Noise) -> Episode:
+        """Every pixel in turn."""
         noise = as_generator(generator)
+        nothing = torch.zeros(beside.shape[:2].numel(), self.writer.size, device=self.device)
 
         def draw(_: int, counts: Int[Tensor, " N"]) -> Tensor:
             chance = torch.rand(counts.shape, generator=noise, device=counts.device)
             return chance < counts / TOTAL
 
-        pixels = self.pixel_code.follow(traces.flatten(2).flatten(0, 1), draw)
-        return pixels[:, None].unflatten(0, traces.shape[:2])
+        pixels = self.pixel_code.follow(nothing, draw, beside.flatten(0, 1))
+        return pixels[:, None].unflatten(0, beside.shape[:2])
 
     def permuted(self, images: Images, *, generator: Noise = None) -> ElboTerms:
         memory, length = self.write(images, generator=generator), images.shape[-4]

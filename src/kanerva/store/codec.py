@@ -1,5 +1,8 @@
 """Blocks as bytes: codec 0 is int8 numbers after their scale, a float32."""
 
+import math
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from jaxtyping import Float
@@ -18,9 +21,14 @@ def encode(block: Float[Tensor, "Cm h w"]) -> bytes:
     return scale + packed["map"].numpy().tobytes()
 
 
-def decode(codec: int, data: bytes) -> Float[Tensor, " numbers"]:
-    """The numbers of a block."""
-    if codec != INT8 or len(data) < 4:
+def decode(codec: int, data: bytes, shape: Sequence[int]) -> Float[Tensor, "Cm h w"]:
+    """A block of this shape."""
+    if codec != INT8:
         raise UserError(f"a block of codec {codec} cannot be read: written by a newer kanerva?")
+    if len(data) != 4 + math.prod(shape):
+        raise UserError(f"a block has {len(data)} bytes, not {4 + math.prod(shape)}: damaged")
     levels = np.frombuffer(data, dtype=np.int8, offset=4).astype(np.float32)
-    return torch.from_numpy(levels * np.frombuffer(data, dtype="<f4", count=1)[0])
+    scale = np.frombuffer(data, dtype="<f4", count=1)[0]
+    if not np.isfinite(scale * 128):
+        raise UserError("a block holds numbers that are not finite")
+    return torch.from_numpy(levels * scale).view(*shape)

@@ -5,8 +5,8 @@ eight numbers, searched with fast scan. No inverted lists: a partial cue falls i
 The codes lie in a file beside the store, where freed rows become zeros.
 """
 
-import os
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from kanerva.memory.search import Candidates, Cue, Pictures
+from kanerva.errors import UserError
+from kanerva.files import read_tensors, require_tensor, write_tensors
+from kanerva.memory.evidence import Cue, Pictures
+from kanerva.memory.ranking import Candidates, Features
+from kanerva.plain_files import remove_leftovers
 
 EXACT = 50_000  # pictures. ours
 _TRAIN, _CHUNK = 20_000, 8192
@@ -24,11 +28,20 @@ _TRAIN, _CHUNK = 20_000, 8192
 class Index:
     """Over rows 0 .. n - 1, row r being id r + 1; rows that were freed are never given back."""
 
-    def __init__(self, path: Path, fetch: Callable[[np.ndarray], Pictures]) -> None:
-        """`path` of the codes' file; `fetch` gives the pictures of ids."""
-        self.path, self._fetch = path, fetch
+    def __init__(
+        self,
+        path: Path,
+        image: tuple[int, int, int],
+        seal: str,
+        fetch: Callable[[np.ndarray], Pictures],
+        alone: Callable[[], AbstractContextManager[np.ndarray]],
+    ) -> None:
+        """`path` of the codes' file, which `seal` says the store of; `fetch` gives the pictures of
+        ids, each an `image`; `alone` keeps other writers out and gives the ids that are held."""
+        self.path, self._image = path, image
+        self._seal, self._fetch, self._alone = seal, fetch, alone
         self._ids = np.zeros(0, dtype=np.int64)
-        self._features: torch.Tensor | None = None
+        self._features: Features | None = None
         self._fast: Any = None  # faiss has no types
         self._codes: Any = None
 
@@ -46,15 +59,15 @@ class Index:
     @property
     def bytes(self) -> int:
         """In memory."""
-        exact = 0 if self._features is None else self._features.numel() * 4
+        exact = 0 if self._features is None else self._features.vectors.numel() * 4
         return exact if self._fast is None else self._fast.ntotal * self._fast.code_size
 
     def _update_exact(self, ids: np.ndarray) -> None:
         kept, new = np.isin(self._ids, ids), ids[~np.isin(ids, self._ids)]
-        parts = [] if self._features is None else [self._features[torch.from_numpy(kept)]]
+        parts = [] if self._features is None else [self._features.vectors[torch.from_numpy(kept)]]
         for start in range(0, len(new), _CHUNK):
             parts.append(self._fetch(new[start : start + _CHUNK]).features)
-        self._features = torch.cat(parts) if parts else None
+        self._features = Features(torch.cat(parts), self._image) if parts else None
 
     def _update_codes(self, last: int) -> None:
         import faiss
@@ -67,14 +80,16 @@ class Index:
             codes = faiss.IndexPQ(
                 vectors.shape[1], vectors.shape[1] // 8, 4, faiss.METRIC_INNER_PRODUCT
             )
+            codes.pq.cp.min_points_per_centroid = 1  # of a small store, without a warning
             codes.train(vectors)
         before = codes.ntotal
         for start in range(before + 1, last + 1, _CHUNK):
             codes.add(self._vectors(np.arange(start, min(start + _CHUNK, last + 1))))
+        self._codes = codes
         if codes.ntotal > before:
-            self._codes = codes
-            self._save()
-        elif self._fast is None:
+            with suppress(UserError):  # no room, or another process writes: it is made again
+                self._save()
+        if codes.ntotal > before or self._fast is None:
             self._fast = faiss.IndexPQFastScan(codes)  # pyright: ignore[reportArgumentType]
         self._features = None
 
@@ -87,34 +102,54 @@ class Index:
         import faiss
 
         codes = self._codes
-        table = faiss.vector_to_array(codes.codes).reshape(codes.ntotal, -1)
-        gone = np.ones(codes.ntotal, dtype=bool)
-        gone[self._ids[self._ids <= codes.ntotal] - 1] = False
-        table[gone] = 0
-        faiss.copy_array_to_vector(table.ravel(), codes.codes)
-        self._fast = faiss.IndexPQFastScan(codes)
-        temporary = self.path.with_name(f"{self.path.name}.{os.getpid()}")
-        faiss.write_index(codes, str(temporary))
-        os.replace(temporary, self.path)
+        with self._alone() as held:
+            table = faiss.vector_to_array(codes.codes).reshape(codes.ntotal, -1)
+            gone = np.ones(codes.ntotal, dtype=bool)
+            gone[held[held <= codes.ntotal] - 1] = False
+            table[gone] = 0
+            faiss.copy_array_to_vector(table.ravel(), codes.codes)
+            centres = faiss.vector_to_array(codes.pq.centroids).reshape(codes.pq.M, -1)
+            tensors = {"centres": torch.from_numpy(centres), "codes": torch.from_numpy(table)}
+            write_tensors(self.path, tensors, {"store": self._seal})
 
     def erase(self, held: np.ndarray) -> None:
         """Forget all but what is held, in memory and in the file."""
+        remove_leftovers(self.path)
         if self.path.is_file():
             self._ids = held
             self._load()
             if self._codes is not None:
+                import faiss
+
                 self._save()
+                self._fast = faiss.IndexPQFastScan(self._codes)
         elif self._features is not None:
             self.update(held, int(held[-1]) if len(held) else 0)
 
     def _load(self) -> None:
+        """The file's codes; one that is damaged, or of another store, is removed. Not by faiss,
+        which trusts what it reads."""
+        if self._codes is not None or not self.path.is_file():
+            return
         import faiss
 
-        if self._codes is None and self.path.is_file():
-            try:
-                self._codes = faiss.read_index(str(self.path))
-            except RuntimeError:  # damaged: made anew
-                self.path.unlink()
+        try:
+            tensors, about = read_tensors(self.path, lambda about: True)
+            parts = self._vectors(np.zeros(0, dtype=np.int64)).shape[1] // 8
+            shape = (parts, 16 * 8)
+            centres = require_tensor(tensors, "centres", self.path, [torch.float32], shape)
+            shape = (len(tensors.get("codes", ())), -(-parts // 2))
+            table = require_tensor(tensors, "codes", self.path, [torch.uint8], shape)
+            if about.get("store") != self._seal:
+                raise UserError(f"{self.path} is of another store")
+        except UserError:
+            self.path.unlink(missing_ok=True)
+            return
+        codes = faiss.IndexPQ(8 * parts, parts, 4, faiss.METRIC_INNER_PRODUCT)
+        faiss.copy_array_to_vector(centres.numpy().ravel(), codes.pq.centroids)
+        faiss.copy_array_to_vector(table.numpy().ravel(), codes.codes)
+        codes.ntotal, codes.is_trained = len(table), True
+        self._codes = codes
 
     def rank(self, cues: Sequence[Cue], count: int) -> list[Candidates]:
         """For each cue, pairs of a row, a position among the ids held, and a shift."""

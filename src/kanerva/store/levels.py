@@ -11,32 +11,35 @@ from pathlib import Path
 
 import numpy as np
 
+from kanerva.plain_files import NO_LINK, open_regular, write_all, write_whole
+
 _HEADER = 64  # bytes: what was decoded with
+_MANY = 4096  # rows
 
 
 class LevelsFile:
     """Rows of bytes by id, of which a process maps what it needs."""
 
     def __init__(self, path: Path, size: int, seal: str) -> None:
-        """`size` bytes a picture; `seal` names the weights that decoded them."""
+        """`size` bytes a picture; `seal` names the store, and the weights that decoded them."""
         self.path, self.size, self.width = path, size, size + 4
         self._head = seal.encode()[:_HEADER].ljust(_HEADER, b"\0")
         self._map: np.ndarray | None = None
-        if not path.exists() or self._read_head() != self._head:
-            self._start()
+        self._ensure()
 
-    def _read_head(self) -> bytes:
-        with self.path.open("rb") as file:
-            return file.read(_HEADER)
-
-    def _start(self) -> None:
-        temporary = self.path.with_name(f"{self.path.name}.{os.getpid()}")
-        temporary.write_bytes(self._head)
-        os.replace(temporary, self.path)
+    def _ensure(self) -> None:
+        """Begin anew where there is no such file of this store's, but a pipe, a link or another."""
+        try:
+            with open_regular(self.path) as file:
+                if not self.path.is_symlink() and file.read(_HEADER) == self._head:
+                    return
+        except OSError:
+            pass
+        write_whole(self.path, self._head)
 
     @property
     def bytes(self) -> int:
-        return self.path.stat().st_size
+        return self.path.stat().st_size if self.path.is_file() else 0
 
     def write(self, ids: Sequence[int], levels: np.ndarray) -> None:
         """Rows of pictures, on the disk when this returns."""
@@ -55,19 +58,29 @@ class LevelsFile:
     def holds(self, ids: Sequence[int]) -> int:
         """How many of some freed rows are not blank."""
         count = 0
-        with self.path.open("rb") as file:
+        self._ensure()
+        with open_regular(self.path) as file:
             for id in ids:
                 file.seek(_HEADER + (id - 1) * self.width)
                 count += any(file.read(self.width))
         return count
 
+    def cut_after(self, last: int) -> None:
+        """End behind the last id: what follows was being added when its process was killed."""
+        end = _HEADER + last * self.width
+        if self.bytes > end:
+            os.truncate(self.path, end)
+
     def _put(self, ids: Sequence[int], rows: np.ndarray) -> None:
-        with self.path.open("r+b") as file:
+        self._ensure()
+        handle = os.open(self.path, os.O_RDWR | NO_LINK)
+        try:
             for id, row in zip(ids, rows, strict=True):
-                file.seek(_HEADER + (int(id) - 1) * self.width)
-                file.write(row.tobytes())
-            file.flush()
-            os.fsync(file.fileno())
+                os.lseek(handle, _HEADER + (int(id) - 1) * self.width, os.SEEK_SET)
+                write_all(handle, row.tobytes())
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
     def read(self, ids: np.ndarray, mend: Callable[[list[int]], np.ndarray]) -> np.ndarray:
         """Pictures of ids that are held. Rows that do not fit their sum come from `mend`, which
@@ -79,6 +92,8 @@ class LevelsFile:
         rows = np.zeros((len(ids), self.width), dtype=np.uint8)
         there = ids <= len(map)
         rows[there] = map[ids[there] - 1]
+        if len(ids) > _MANY:
+            self._map = None  # what was read for an index need not stay in memory
         sums = rows[:, self.size :].copy().view("<u4")[:, 0]
         bad = [
             n
@@ -92,6 +107,7 @@ class LevelsFile:
 
     def _mapped(self) -> np.ndarray:
         if self._map is None:
+            self._ensure()
             count = (self.bytes - _HEADER) // self.width
             shape = (count, self.width)
             empty = np.zeros((0, self.width), dtype=np.uint8)

@@ -9,8 +9,11 @@ One process writes at a time, any number read; each sees what others have writte
 it. Beside the file lie caches that are made from it: pictures, and for large stores an index.
 """
 
-import mmap
-from collections.abc import Callable, Iterator, Sequence
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,15 +27,18 @@ from tqdm import tqdm
 
 from kanerva.errors import UserError
 from kanerva.memory.channels import Noise, Picture
-from kanerva.memory.search import Candidates, Cue, Hits, Pictures, search, search_all
+from kanerva.memory.evidence import Pictures
+from kanerva.memory.search import Held, Hits, Named, search
 from kanerva.models.base import Images, MemoryModel
 from kanerva.models.finding import Cues, Visible, as_cues, decode_blocks, log_none
 from kanerva.models.kpp import Kpp
 from kanerva.models.loading import load, shipped_folder
+from kanerva.plain_files import open_regular
 from kanerva.store.codec import INT8, decode, encode
 from kanerva.store.database import Database, about_model, live_ids
 from kanerva.store.index import Index
 from kanerva.store.levels import LevelsFile
+from kanerva.store.raw import search as search_bytes
 
 _BATCH = 64  # images encoded, decoded and committed at once
 _SHORT = 8  # bytes of a payload, below which finding it somewhere says nothing
@@ -55,8 +61,8 @@ class Store:
     def __init__(self, path: str | Path, model: str | Path | MemoryModel | None = None) -> None:
         """Open the store at `path`, or make it where there is none: then `model` says which writes
         it, by name or as it is. Other weights than those it was written with are refused."""
-        self.path = Path(path)
-        given = Database(self.path).about["model"] if model is None else model
+        self.path = Path(os.path.realpath(path) if os.path.islink(path) else path)
+        given = self._written_with() if model is None else model
         if isinstance(given, MemoryModel):
             name, model = given.config.name, given
         else:
@@ -74,10 +80,18 @@ class Store:
                 f"{path} was written with other weights, those of {self._db.about['model']}: "
                 f"open it with them, not with {name}"
             )
+        if self._db.about["image"] != json.dumps(list(image)):
+            raise UserError(f"{path} is damaged: its images are not {image}")
+        seal = hashlib.sha256(f"{seal} {self._db.about['store']}".encode()).hexdigest()
         self._levels = LevelsFile(self._beside("levels"), int(np.prod(image)), seal)
-        self._index = Index(self._beside("index"), self._pictures)
+        self._index = Index(self._beside("index"), image, seal, self._pictures, self._alone)
         self._ids, self._freed, self._version = np.zeros(0, dtype=np.int64), set[int](), None
         self._sync()
+
+    def _written_with(self) -> str:
+        database = Database(self.path)
+        database.close()
+        return database.about["model"]
 
     def _beside(self, kind: str) -> Path:
         return self.path.with_name(f"{self.path.name}-{kind}")
@@ -95,16 +109,25 @@ class Store:
         made = np.zeros((len(ids), *self.model.config.image), dtype=np.uint8)
         for start in range(0, len(held), _BATCH):
             part = held[start : start + _BATCH]
-            blocks = torch.stack([decode(*row[:2]) for row in self._db.rows(part)])
-            shape = (1, len(part), *self.model.writer.shape)
-            levels = decode_blocks(self.model, blocks.view(shape)).levels.numpy()
+            shape = self.model.writer.shape
+            blocks = [decode(*row[:2], shape) for row in self._db.rows(part)]
+            levels = decode_blocks(self.model, torch.stack(blocks)[None]).levels.numpy()
             made[[ids.index(id) for id in part]] = levels
-            with self._db.writing():
-                self._levels.write(part, levels)
+            with suppress(UserError), self._db.writing():  # no room, or busy: made again later
+                gone = self._db.freed_of(part)  # meanwhile, and erased from the cache
+                kept = [n for n, id in enumerate(part) if id not in gone]
+                self._levels.write([part[n] for n in kept], levels[kept])
         return made
 
+    @contextmanager
+    def _alone(self) -> Iterator[np.ndarray]:
+        """No other process writes meanwhile; the ids that are held."""
+        with self._db.writing():
+            yield live_ids(*self._db.state())
+
     def _pictures(self, ids: np.ndarray) -> Pictures:
-        rows = self._levels.read(ids, self._mend)
+        with self._db.plain_errors():
+            rows = self._levels.read(ids, self._mend)
         levels = torch.from_numpy(rows.reshape(len(ids), *self.model.config.image).copy())
         return Pictures(levels, self.model.config.likelihood == "bernoulli")
 
@@ -133,9 +156,10 @@ class Store:
         episode = pixels[None].to(self.model.device)
         blocks = self.model.blocks(episode, self.model.encoder(episode))[0]
         coded = [encode(block) for block in blocks]
-        kept = torch.stack([decode(INT8, block) for block in coded]).view_as(blocks)[None]
+        kept = torch.stack([decode(INT8, block, blocks.shape[1:]) for block in coded])[None]
         levels = decode_blocks(self.model, kept.to(self.model.device)).levels.cpu().numpy()
-        rows = [(INT8, b, p.encode()) for b, p in zip(coded, payloads, strict=True)]
+        texts = [payload.encode(errors="surrogateescape") for payload in payloads]
+        rows = [(INT8, block, text) for block, text in zip(coded, texts, strict=True)]
         return self._db.insert(rows, lambda ids: self._levels.write(ids, levels))
 
     # Find and get
@@ -152,33 +176,32 @@ class Store:
         prior_none: float = 0.5,
     ) -> Hits | list[Hits]:
         """The `k` images held that a cue most likely shows, and `.none`: see `Kpp.find`."""
-        self._sync()
-        self._index.update(self._ids, int(self._ids[-1]) if len(self._ids) else 0)
         cues = as_cues(self.model, cue, observed, noise, shifts)
+        while True:
+            self._sync()
+            freed = self._freed
+            try:
+                self._index.update(self._ids, int(self._ids[-1]) if len(self._ids) else 0)
+                hits = search(cues, self._held(), k=k, prior_none=prior_none)
+                return hits if cue.ndim == 4 else hits[0]
+            except UserError:
+                self._sync()
+                if self._freed == freed:  # else another process freed what was being compared
+                    raise
 
-        def one(cue: Cue, first: Candidates | None) -> Hits:
-            return self._find(cue, first, k, prior_none)
-
-        hits = search_all(cues, len(self._ids), self._index.rank, one)
-        return hits if cue.ndim == 4 else hits[0]
-
-    def _find(self, cue: Cue, first: Candidates | None, k: int, prior_none: float) -> Hits:
-        def name(rows: list[int]) -> list[tuple[int, Callable[[], Picture], str]]:
-            ids = self._ids[rows].tolist()
-            texts = self.payloads(ids)
-            return [(id, partial(self._picture, id), t) for id, t in zip(ids, texts, strict=True)]
-
-        return search(
-            cue,
+    def _held(self) -> Held:
+        return Held(
             len(self._ids),
             self._index.rank,
             lambda rows: self._pictures(self._ids[rows.numpy()]),
-            lambda guess: log_none(self.model, cue, guess),
-            name,
-            first=first,
-            k=k,
-            prior_none=prior_none,
+            partial(log_none, self.model),
+            self._name,
         )
+
+    def _name(self, rows: list[int]) -> list[Named]:
+        ids = self._ids[rows].tolist()
+        texts = self._db.payloads(ids)
+        return [(id, partial(self._picture, id), t) for id, t in zip(ids, texts, strict=True)]
 
     def _picture(self, id: int) -> Picture:
         return self.get([id])[0]
@@ -189,9 +212,14 @@ class Store:
         self._db.rows(ids)  # refuses those that are not held
         return self._pictures(np.asarray(ids, dtype=np.int64)).means
 
+    def pictures(self, ids: np.ndarray) -> Pictures:
+        """The same, as they are compared: a byte for each pixel."""
+        self._sync()
+        return self._pictures(ids)
+
     def payloads(self, ids: Sequence[int]) -> list[str]:
         """The strings that came with images."""
-        return [payload.decode() for _, _, payload in self._db.rows(ids)]
+        return self._db.payloads(ids)
 
     def __len__(self) -> int:
         self._sync()
@@ -212,6 +240,10 @@ class Store:
         named = [ids] if isinstance(ids, int) else [int(id) for id in ids]
         if len(set(named)) != len(named):
             raise UserError(f"an id is named twice: {named}")
+        with self._db.plain_errors():
+            return self._free(named)
+
+    def _free(self, named: list[int]) -> Receipt:
         rows = self._db.rows(named)
         size = self._db.erase(named)
         self._scrub(named)
@@ -224,12 +256,14 @@ class Store:
         )
         left = len(found - shared) + self._levels.holds(named)
         if settled and not left:
-            self._db.settle()
+            self._db.settle(named)
             self._db.checkpoint()
         return Receipt(named, size, left, not settled)
 
     def _scrub(self, ids: Sequence[int]) -> None:
-        self._levels.erase(ids)
+        with self._alone():
+            self._levels.erase(ids)
+            self._levels.cut_after(self._db.state()[0])
         self._sync()
         self._index.erase(self._ids)
 
@@ -241,33 +275,32 @@ class Store:
 
     def _search_files(self, needles: Sequence[bytes]) -> set[bytes]:
         """Which of these bytes stand in any file of this store."""
-        found: set[bytes] = set()
-        for path in self.files:
-            if path.stat().st_size == 0:
-                continue
-            with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as raw:
-                found |= {needle for needle in needles if raw.find(needle) >= 0}
+        found = self._db.search(needles)
+        for path in map(self._beside, ("wal", "levels", "index")):  # the shm is numbers of pages
+            with suppress(FileNotFoundError), open_regular(path) as file:
+                found |= search_bytes(file.fileno(), needles)
         return found
 
     def verify(self) -> Receipt:
         """Read everything: refuse a damaged file, mend caches, finish what is pending."""
-        self._db.check()
-        self._sync()
-        for start in range(0, len(self._ids), 8192):
-            self._pictures(self._ids[start : start + 8192])
-        pending = self._db.pending()
-        if not pending:
-            return Receipt([], 0, 0, False)
-        self._scrub(pending)
-        if settled := self._db.checkpoint():
-            self._db.settle()
-            self._db.checkpoint()
-        return Receipt(pending, 0, 0, not settled)
+        with self._db.plain_errors():
+            self._db.check()
+            self._sync()
+            for start in range(0, len(self._ids), 8192):
+                self._pictures(self._ids[start : start + 8192])
+            pending = self._db.pending()
+            if not pending:
+                return Receipt([], 0, 0, False)
+            self._scrub(pending)
+            if settled := self._db.checkpoint():
+                self._db.settle(pending)
+                self._db.checkpoint()
+            return Receipt(pending, 0, 0, not settled)
 
     def info(self) -> dict[str, object]:
         """What is held, by which model, and its bytes on the disk and in memory."""
         sizes = {path.name: path.stat().st_size for path in self.files}
-        about = {name: self._db.about[name] for name in ("model", "fingerprint", "image")}
+        about: dict[str, object] = {n: self._db.about[n] for n in ("model", "fingerprint", "image")}
         return about | {"images": len(self), "files": sizes, "index_bytes": self._index.bytes}
 
     def close(self) -> None:

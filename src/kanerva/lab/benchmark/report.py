@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from kanerva.evaluation.report import columns
 from kanerva.lab.benchmark.timing import read_measurement
-from kanerva.pictures import MODEL_COLOURS
+from kanerva.pictures import MODEL_COLOURS, write_picture
 
 PARTS = ("data", "forward", "backward", "update", "rest", "read")
 COLOURS = {"eager": "#999999", "compiled": "#4c9f70", "captured": "#1f4e79"}
@@ -211,4 +211,4 @@ def _curves(axes: Axes, lines: Lines, what: str) -> None:
 if __name__ == "__main__":
     if len(sys.argv) < 3:
         sys.exit("usage: python -m kanerva.lab.benchmark.report PICTURE RECORD...")
-    draw([read_measurement(Path(path)) for path in sys.argv[2:]]).savefig(sys.argv[1], dpi=110)
+    write_picture(draw([read_measurement(Path(p)) for p in sys.argv[2:]]), Path(sys.argv[1]))

@@ -26,6 +26,10 @@ NAMES = {  # name of the experiment: its file; in the paper's order, then beyond
     "temporal-shift": "temporal_shift",
     "few-shot": "few_shot",
     "lossless": "lossless",
+    "gist": "gist",
+    "store-search": "store_search",
+    "store-scale": "store_scale",
+    "associative": "associative",
 }
 
 __all__ = ["NAMES", "Experiment", "Finding", "Lab", "experiment"]

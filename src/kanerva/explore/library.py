@@ -1,0 +1,107 @@
+"""Models and sets of images by name. A client names one of these; no path of its ever reaches the
+disk."""
+
+import threading
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import UInt8
+from torch import Tensor
+
+from kanerva import data
+from kanerva.data.registry import DATASETS
+from kanerva.errors import UserError
+from kanerva.explore.pixels import to_text
+from kanerva.models.base import MemoryModel
+from kanerva.models.loading import load, shipped, shipped_folder
+from kanerva.seeding import stream
+
+_LOADED = 4  # models kept at once
+_RUNS = 50  # run folders offered
+_SLOW = ("mazes", "images")  # drawn for minutes; depends on a folder
+
+
+class Library:
+    """Shipped models, the runs below `runs/`, and what was named on the command line."""
+
+    def __init__(self, first: str, root: Path | None = None, model: MemoryModel | None = None):
+        """`model`: the first one, where it is loaded already, as a store's is."""
+        self.first, self.root = first, root
+        runs = sorted(p.parent for p in Path("runs").glob("*/config.yaml"))
+        found = [first, *shipped(), *(str(run) for run in runs[:_RUNS])]
+        self.names = list(dict.fromkeys(found))
+        self._models: OrderedDict[str, MemoryModel] = OrderedDict()
+        self._sets: dict[str, UInt8[Tensor, "N C H W"]] = {}
+        self._model_lock, self._set_lock = threading.Lock(), threading.Lock()
+        if model is not None:
+            self._models[first] = model
+
+    def model(self, name: str) -> MemoryModel:
+        """One of the names, loaded when first asked for."""
+        if name not in self.names:
+            raise UserError("no model of that name")
+        with self._model_lock:
+            if name not in self._models:
+                model = load(name).requires_grad_(False).eval()
+                if not model.remembers:
+                    raise UserError(f"{name}: {model.config.name} has no memory to explore")
+                self._models[name] = model
+            self._models.move_to_end(name)
+            others = [other for other in self._models if other not in (name, self.first)]
+            for other in others[: max(0, len(self._models) - _LOADED)]:
+                del self._models[other]  # longest unused; sessions that use it keep it
+            return self._models[name]
+
+    def sets_for(self, name: str) -> list[str]:
+        """Sets that are there and fit a model, its own first."""
+        shape, folder = self.model(name).config.image, shipped_folder(name) or Path(name)
+        fits = [
+            s.name
+            for s in DATASETS.values()
+            if s.image_shape == shape and s.name not in _SLOW and data.is_present(s.name, self.root)
+        ]
+        own = _own_set(folder)
+        return sorted(fits, key=lambda found: found != own)
+
+    def examples(self, name: str, set_name: str, count: int, seed: int) -> list[str]:
+        """Some test images of a set, as a model takes them."""
+        if set_name not in self.sets_for(name):
+            raise UserError("no set of that name fits this model")
+        with self._set_lock:
+            if set_name not in self._sets:
+                self._sets[set_name] = data.load(set_name, "test", self.root).images
+            images = self._sets[set_name]
+        binary = self.model(name).config.likelihood == "bernoulli"
+        chosen = torch.randperm(len(images), generator=stream(seed, "examples"))[:count]
+        pixels = data.binarize(images[chosen], "threshold" if binary else "none")
+        return [to_text(image) for image in data.to_float(pixels, binary)]
+
+    def describe(self, name: str) -> dict[str, Any]:
+        """What a page needs to know of a model, and what it may offer."""
+        model = self.model(name)
+        return {
+            "name": name,
+            "kind": model.config.name,
+            "image": list(model.config.image),
+            "binary": model.config.likelihood == "bernoulli",
+            "sets": self.sets_for(name),
+            "can": {
+                "find": model.has_blocks,
+                "free": model.has_blocks,
+                "shrink": model.has_code,
+                "recall": model.recalls,
+                "place": model.key_shape == (2,),  # a key is a place of the map
+            },
+        }
+
+
+def _own_set(folder: Path) -> str:
+    """The set that a run was trained on."""
+    from kanerva.runs import read_run_config
+
+    try:
+        return read_run_config(folder).data.set
+    except UserError:
+        return ""

@@ -1,0 +1,109 @@
+"""What experiments on finding share: damaged cues, and how well an answer is judged."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from kanerva.lab.harness import Figures, Pixels
+from kanerva.memory.search import Hits
+from kanerva.store.store import Store
+
+Shares = np.ndarray  # of as many answers, on [0, 1]
+BINS = 15
+
+
+def box(
+    size: Sequence[int], rows: Sequence[float | int], columns: Sequence[float | int] = (0, 1)
+) -> Float[Tensor, "H W"]:
+    """1 inside some share of the rows and columns, else 0."""
+    seen = torch.zeros(*size)
+    (top, bottom), (left, right) = (
+        [round(share * side) for share in shares]
+        for shares, side in zip((rows, columns), size, strict=True)
+    )
+    seen[top:bottom, left:right] = 1
+    return seen
+
+
+def salt_pepper(images: Pixels, share: float, noise: torch.Generator) -> Pixels:
+    hit = torch.rand(images.shape, generator=noise) < share
+    return torch.where(hit, torch.rand(images.shape, generator=noise).round(), images)
+
+
+def gaussian(images: Pixels, std: float, noise: torch.Generator) -> Pixels:
+    return images + std * torch.randn(images.shape, generator=noise)
+
+
+def folded(images: Pixels, std: float, noise: torch.Generator) -> Pixels:
+    """Universal Hopfield Networks' Gaussian noise (`gaussian_perturb_image` of their
+    functions.py): its size, clipped at 1."""
+    return gaussian(images, std, noise).abs().clamp(0, 1)
+
+
+def moved(images: Pixels, down: int, right: int) -> Pixels:
+    """What enters is black, what leaves is lost."""
+    height, width = images.shape[-2:]
+    rolled = images.roll((down, right), (-2, -1))
+    rows, columns = torch.arange(height) - down, torch.arange(width) - right
+    inside = ((rows >= 0) & (rows < height))[:, None] & ((columns >= 0) & (columns < width))
+    return rolled * inside
+
+
+def find_all(store: Store, cues: Pixels, **given: Any) -> list[Hits]:
+    """`store.find` of several cues."""
+    found = store.find(cues, **given)
+    assert isinstance(found, list)
+    return found
+
+
+def nearest_visible(
+    held: Float[Tensor, "N D"], cues: Float[Tensor, "n D"], seen: Float[Tensor, " D"]
+) -> list[int]:
+    """Rows with the least squared error on visible pixels."""
+    products = (2 * cues * seen) @ held.T - (held.square() @ seen)
+    return products.argmax(dim=1).tolist()
+
+
+def reliability(said: Shares, right: Bool[np.ndarray, " n"]) -> list[Figures]:
+    """For each bin of what was said: how many, what on average, and how many were right."""
+    at = np.minimum((said * BINS).astype(int), BINS - 1)
+    rows = []
+    for n in range(BINS):
+        if (mine := at == n).any():
+            said_mean, share = float(said[mine].mean()), float(right[mine].mean())
+            rows.append({"count": int(mine.sum()), "said": said_mean, "right": share})
+    return rows
+
+
+def calibration_error(bins: list[Figures]) -> float:
+    """ECE: |said - right|, averaged over answers."""
+    total = sum(row["count"] for row in bins)
+    return sum(row["count"] * abs(row["said"] - row["right"]) for row in bins) / total
+
+
+def error_by_chance(said: Shares) -> float:
+    """The ECE of so many answers that are exactly as sure as they say: what it cannot go below."""
+    chance = np.random.default_rng(0)
+    errors = [
+        calibration_error(reliability(said, chance.random(len(said)) < said)) for _ in range(100)
+    ]
+    return float(np.mean(errors))
+
+
+def auroc(low: Shares, high: Shares) -> float:
+    """How often one of `high` is above one of `low`."""
+    above = (high[:, None] > low[None]).mean() + 0.5 * (high[:, None] == low[None]).mean()
+    return float(above)
+
+
+def standard_error(share: float, count: int) -> float:
+    return math.sqrt(share * (1 - share) / count)
+
+
+def percent(value: Any) -> str:
+    return "-" if value is None else f"{100 * value:.1f}"

@@ -1,0 +1,215 @@
+"""Beyond the paper: what the bits of a gist are good for.
+
+Memories of as many bits for each image, by two codes with one pixel decoder: gist first and then
+pixels, and pixels alone, from the first on (the prefix-only code). Each says what an image that it
+holds costs, draws it (pixels that are stored as they are; the others from the gist, or as the mean
+of what the decoder would go on with), and the gist finds it again from half of its pixels.
+"""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from kanerva.data.splits import fixed_episodes, load_split
+from kanerva.errors import UserError
+from kanerva.evaluation.report import columns
+from kanerva.lab.experiments.measures import estimate
+from kanerva.lab.harness import About, Figures, Finding, Lab
+from kanerva.memory.detail import ALL, Detail
+from kanerva.memory.fixed_point import TOTAL
+from kanerva.models.kpp_bits import KppBits
+from kanerva.pictures import sheet
+
+CAPS = (16, 32, 53, 97)  # bits of an image; a block ends with the pixel that passes its cap
+FOUND = 53  # the cap at which images are looked for
+COMPLETIONS = 16  # of what is not stored, by the decoder alone
+SHOWN = 12
+AT_ONCE = 512  # completions made together
+ENOUGH = 0.98  # share of images that a gist should find
+
+Images = Float[Tensor, "N 1 H W"]
+
+
+def halves(height: int, width: int, noise: torch.Generator) -> dict[str, Bool[Tensor, "H W"]]:
+    """What is seen of an image, by name."""
+    rows = torch.arange(height)[:, None].expand(-1, width)
+    across = torch.arange(width).expand(height, -1)
+    chance = torch.rand(height, width, generator=noise, device=noise.device).cpu()
+    return {
+        "top": rows < height // 2,
+        "bottom": rows >= height // 2,
+        "left": across < width // 2,
+        "right": across >= width // 2,
+        "random": chance < 0.5,
+    }
+
+
+def cap_prefix(model: KppBits, images: Images, cap: int) -> Detail:
+    """Pixels alone, from the first on, within a cap: what the same decoder stores without gists."""
+    count, pixels = len(images), images[:, 0]
+    nothing = torch.zeros(count, model.writer.size, device=model.device)
+    costs = model.pixel_code.cost(model.pixel_code.table(nothing, pixels), pixels.flatten(1))
+    caps = torch.full((count,), ALL, device=model.device)
+    gists = torch.zeros(count, model.config.code.groups, dtype=torch.long, device=model.device)
+    whole = torch.full_like(caps, gists.shape[1])  # a gist that costs nothing
+    detail = Detail(pixels.flatten(1).to(torch.uint8), costs, gists, whole, caps)
+    return detail.within(torch.full_like(caps, cap))
+
+
+def complete(
+    model: KppBits, detail: Detail, noise: torch.Generator
+) -> tuple[Float[Tensor, "N n"], Float[Tensor, "N n"]]:
+    """Stored pixels, and what the decoder goes on with when it has no gist: the mean of several
+    completions, and the first of them."""
+    count = len(detail.caps)
+    total = torch.zeros(count, detail.pixels.shape[1], device=model.device)
+    first = total.clone()
+    each = torch.arange(count, device=model.device).repeat_interleave(COMPLETIONS)
+    for part in each.split(AT_ONCE):
+        known, stored = detail.pixels[part].float(), detail.stored[part]
+
+        def choose(
+            i: int,
+            counts: Int[Tensor, " N"],
+            known: Tensor = known,
+            stored: Tensor = stored,
+        ) -> Tensor:
+            chance = torch.rand(counts.shape, generator=noise, device=counts.device)
+            return torch.where(i < stored, known[:, i], (chance < counts / TOTAL).float())
+
+        nothing = torch.zeros(len(part), model.writer.size, device=model.device)
+        found = model.pixel_code.follow(nothing, choose).flatten(1)
+        total.index_add_(0, part, found)
+        first[part] = found
+    return total / COMPLETIONS, first
+
+
+def sketch(model: KppBits, detail: Detail, blocks: Tensor) -> Float[Tensor, "N n"]:
+    """Stored pixels, and what the gist says of the others."""
+    output = model.decoder(model.readout(blocks[None], sample=False).readout)
+    means = model.likelihood.mean(output)[0].flatten(1)
+    stored = torch.arange(means.shape[1], device=means.device) < detail.stored[:, None]
+    return torch.where(stored, detail.pixels.float(), means)
+
+
+def rmse(pictures: Float[Tensor, "N n"], images: Images) -> float:
+    return float((pictures - images.flatten(1)).square().mean().sqrt())
+
+
+def run(lab: Lab) -> Finding:
+    model, config = lab.trained("kpp-bits"), lab.config("kpp-bits")
+    if not isinstance(model, KppBits):
+        raise UserError("gist needs a model that holds by bits")
+    split = load_split(config, "test", lab.data_root)
+    episodes = fixed_episodes(config, split, lab.device)
+    count = lab.pick(64, 256)
+    images = episodes.batch(0, -(-count // config.episode_length)).images.flatten(0, 1)[:count]
+    return measure(lab, model, images)
+
+
+def measure(lab: Lab, model: KppBits, images: Images) -> Finding:
+    """Both codes of as many images as a square grid has cells."""
+    count, memory = len(images), model.config.memory
+    cell = memory.size // math.isqrt(memory.capacity)
+    memory = replace(memory, capacity=count, size=math.isqrt(count) * cell)
+    large = model.resized(replace(model.config, memory=memory))
+    assert isinstance(large, KppBits)
+    written = large.write(images)
+    noise = lab.noise("gist")
+    rows: list[dict[str, Any]] = []
+    pictures = [("as written", images[:SHOWN])]
+    for cap in CAPS:
+        held = written.shrink(bits=cap)
+        assert held.detail is not None
+        detail = held.detail.apply(lambda part, cells=held.cells: part[cells])
+        blocks = large.placement.grid.read(held.map[None], held.cells[None])[0]
+        terms = large.elbo(images, held, handles=held.handles)
+        ours = sketch(large, detail, blocks)
+        prefix = cap_prefix(large, images, cap)
+        means, one = complete(large, prefix, noise)
+        score = large._log_pixels(torch.zeros_like(blocks)[None], images[None])[0]
+        rest = torch.arange(score.shape[1], device=score.device) >= prefix.stored[:, None]
+        rows.append(
+            {
+                "cap": cap,
+                "gist": {
+                    "bits": estimate(detail.bits),
+                    "nats": estimate(-terms.log_likelihood),
+                    "rmse": rmse(ours, images),
+                },
+                "prefix": {
+                    "bits": estimate(prefix.bits),
+                    "nats": estimate(-(score * rest).sum(dim=1)),
+                    "rmse": rmse(means, images),
+                    "rmse_one": rmse(one, images),
+                },
+            }
+        )
+        shape = images.shape[1:]
+        bits = {name: f"{rows[-1][name]['bits']['mean']:.0f}" for name in ("gist", "prefix")}
+        pictures += [
+            (f"gist first, {bits['gist']} bits", ours[:SHOWN].unflatten(1, shape)),
+            (f"pixels only, {bits['prefix']} bits: their mean", means[:SHOWN].unflatten(1, shape)),
+            ("and one of them", one[:SHOWN].unflatten(1, shape)),
+        ]
+    held = written.shrink(bits=FOUND)
+    found = {}
+    for name, seen in halves(images.shape[2], images.shape[3], lab.noise("halves")).items():
+        hits = large.find(held, images, observed=seen.to(lab.device))
+        assert isinstance(hits, list)
+        right = [len(h) > 0 and h[0].id == t for h, t in zip(hits, held.handles, strict=True)]
+        found[name] = sum(right) / count
+    figures: Figures = {"images": count, "rows": rows, "found": found, "found_cap": FOUND}
+    figures["key"] = float(large.elbo(images, written, handles=written.handles).key_kl.mean())
+    return Finding(figures, table(figures), sheet(pictures, SHOWN))
+
+
+def table(figures: Figures) -> list[str]:
+    """Both codes at every cap, then what was found."""
+    rows = [["", "bits", "nats", "sum", "rmse", "bits", "nats", "sum", "rmse", "rmse of one"]]
+    for row in figures["rows"]:
+        cells = [f"cap {row['cap']}"]
+        for name in ("gist", "prefix"):
+            bits, nats = row[name]["bits"]["mean"], row[name]["nats"]["mean"]
+            cells += [f"{bits:.1f}", f"{nats:.1f}", f"{bits * math.log(2) + nats:.1f}"]
+            cells.append(f"{row[name]['rmse']:.3f}")
+        rows.append([*cells, f"{row['prefix']['rmse_one']:.3f}"])
+    found = ", ".join(f"{name} {share:.1%}" for name, share in figures["found"].items())
+    return [
+        *columns(rows, left=1).splitlines(),
+        "first gist, then pixels; then the prefix-only code. nats: of an image whose place is "
+        "known, without its key",
+        f"({figures['key']:.2f}); sum: bits as nats, and nats. rmse: of the picture, by the mean "
+        "of several completions",
+        f"of what is not stored, and by one. {figures['images']} images, one seed",
+        f"found by gist at {figures['found_cap']} bits among {figures['images']}, mask given: "
+        f"{found}",
+    ]
+
+
+def verdict(figures: Figures) -> str:
+    """Whether gists find, and draw better than as many bits of pixels."""
+    row = next(row for row in figures["rows"] if row["cap"] == figures["found_cap"])
+    worst = min(figures["found"].values())
+    gist, prefix = row["gist"]["rmse"], row["prefix"]
+    share, one = gist / prefix["rmse"], gist / prefix["rmse_one"]
+    return (
+        f"Found from half of its pixels by {row['gist']['bits']['mean']:.0f} bits: {worst:.1%} at "
+        f"worst, {'as' if worst >= ENOUGH else 'less than'} hoped. Its picture is off by "
+        f"{gist:.3f}, {share:.2f} of the mean picture of as many bits of pixels, {one:.2f} of "
+        "one that the decoder goes on with."
+    )
+
+
+ABOUT = About(
+    paper="beyond",
+    shows="what as many bits tell as gist, and as pixels alone",
+    claim="A gist of fifty bits finds its image among 256 from any half, and draws it better than "
+    "as many bits of pixels.",
+    quick="about 4 min on two cores",
+    full="about 10 min on two cores",
+)

@@ -1,0 +1,47 @@
+"""Gists that take fewer bits: numbers changed by one where that pays.
+
+A network writes a gist at one go; a search for the cheapest would try thousands. The likeliest
+changes are tried: by their exact price, and by the slope of what pixels cost given the gist.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from kanerva.memory.fixed_point import BIT
+from kanerva.memory.gist import LARGEST, GistPrior, Gists
+from kanerva.memory.pixel_code import Binary, PixelCode
+
+_TRIES, _AT_ONCE = 6, 64  # ours: changes of a gist, images at once
+_NATS = math.log(2) / BIT  # what costs are counted in
+
+
+def refine_gists(prior: GistPrior, code: PixelCode, gists: Gists, images: Binary) -> Gists:
+    """The same images' gists, none of which takes more bits together with its pixels."""
+    pairs = zip(gists.split(_AT_ONCE), images.split(_AT_ONCE), strict=True)
+    return torch.cat([_refine(prior, code, *pair) for pair in pairs])
+
+
+def _refine(prior: GistPrior, code: PixelCode, gists: Gists, images: Binary) -> Gists:
+    flags = torch.ones(len(gists), prior.groups, device=gists.device)
+
+    def pixel_nats(gists: Gists) -> Tensor:
+        return code.nats(torch.cat([gists, flags], dim=1), images)
+
+    with torch.enable_grad():
+        start = gists.detach().clone().requires_grad_()
+        (slope,) = torch.autograd.grad(pixel_nats(start).sum(), start)
+    one = torch.eye(gists.shape[1], device=gists.device)
+    steps = torch.cat([one, -one])
+    with torch.no_grad():
+        changed = (gists[:, None] + steps).clamp(-LARGEST, LARGEST)
+        costs = prior.costs(changed.flatten(0, 1)).sum(dim=-1).unflatten(0, changed.shape[:2])
+        order = (_NATS * costs + slope @ steps.T).argsort(dim=1)[:, :_TRIES]
+        best = _NATS * prior.costs(gists).sum(dim=-1) + pixel_nats(gists)
+        for step in order.T:
+            other = (gists + steps[step]).clamp(-LARGEST, LARGEST)
+            total = _NATS * prior.costs(other).sum(dim=-1) + pixel_nats(other)
+            gists = torch.where((total < best)[:, None], other, gists)
+            best = torch.minimum(total, best)
+    return gists
