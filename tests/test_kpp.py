@@ -1294,7 +1294,7 @@ def bad(model: Kpp, good: Tensor, kind: str) -> tuple[Callable[[], object], str]
         case "append size":
             return lambda: model.append(memory, torch.zeros(1, 1, 9, 9)), "(1, 1, 9, 9)"
         case "append a batch":
-            return lambda: model.append(pair, good.expand(2, -1, -1, -1, -1)), "(2, 4, 1, 8, 8)"
+            return lambda: model.append(pair, good.expand(3, -1, -1, -1, -1)), "(3, 4, 1, 8, 8)"
         case "append to a batch":
             return lambda: model.append(pair, good), "2"
         case "rank":

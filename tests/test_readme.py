@@ -12,6 +12,7 @@ from PIL import Image
 from kanerva.cli import VERBS, main
 
 ROOT = Path(__file__).parents[1]
+VALUES = re.compile(r"<!-- .*? -->")
 README = (ROOT / "README.md").read_text()
 TOY = [  # options that every model has
     "--steps", "3", "--encoder.width", "4", "--decoder.base", "8", "--validate-episodes", "2",
@@ -74,15 +75,25 @@ def test_every_make_target_named_exists():
         assert f"\n{target}:" in makefile
 
 
-def test_the_first_screen_is_two_sentences_a_picture_and_a_table():
+def test_the_first_screen_is_two_sentences_why_a_picture_and_a_table():
     first = README.split("\n## ")[0]
     start, _, rest = first.partition("![")
-    assert len(re.findall(r"\.(?:\s|$)", start)) == 2 and "![" not in rest
+    _, what, why = start.strip().split("\n\n")
+    assert len(re.findall(r"\.(?:\s|$)", what)) == 2 and "![" not in rest
+    assert why.startswith("Why not a folder of images?") and len(VALUES.sub("", why).split()) < 170
     assert len(re.findall(r"<!-- (?!value|end)", rest)) == 1 and "<!-- headline: " in rest
 
 
 @pytest.mark.parametrize(
-    "name", ["README.md", "RESULTS.md", "docs/explore.md", "docs/memory.md", "docs/paper_map.md"]
+    "name",
+    [
+        "README.md",
+        "RESULTS.md",
+        "docs/explore.md",
+        "docs/library.md",
+        "docs/memory.md",
+        "docs/paper_map.md",
+    ],
 )
 def test_links_lead_somewhere(name: str):
     page = ROOT / name

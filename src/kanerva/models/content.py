@@ -29,7 +29,7 @@ CueScores = Float[Tensor, "B T slots"]  # ln p(cue | each cell's block), -inf wh
 
 
 _STORED = 8.0  # logit of a pixel that is stored
-
+_AT_ONCE = 128  # blocks: more no longer fit a processor's cache
 Made = TypeVar("Made")
 _kept: WeakKeyDictionary[Any, tuple[str, Any]] = WeakKeyDictionary()
 
@@ -104,8 +104,11 @@ def _decode_once(model: "Kpp", memory: Memory) -> tuple[Int[Tensor, " cells"], D
 
 
 def _decode(model: "Kpp", maps: MemoryMap, cells: Int[Tensor, " n"]) -> DecoderOutput:
-    keys = _keys_of(model, cells.expand(len(maps), -1))
-    return model.decoder(model.read_maps(maps, keys).mean)
+    parts = []
+    for some in cells.split(_AT_ONCE):
+        keys = _keys_of(model, some.expand(len(maps), -1))
+        parts.append(model.decoder(model.read_maps(maps, keys).mean))
+    return torch.cat(parts, dim=1)
 
 
 @torch.no_grad()
