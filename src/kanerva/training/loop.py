@@ -97,9 +97,9 @@ def train(
         on_rank_zero(fabric, lambda: make_run(run, resume))
         on_rank_zero(fabric, lambda: None if there else lock())
         on_rank_zero(fabric, lambda: write_run_config(run, config))
+        caught = stack.enter_context(stop_signals(trainer.compiling))
         if before is not None and fabric.global_rank == 0:
             before(fabric.device)
-        caught = stack.enter_context(stop_signals(trainer.compiling))
         try:
             return trainer.fit(caught, deadline, goal)
         except OSError as error:
