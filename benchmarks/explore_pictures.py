@@ -150,8 +150,8 @@ def film(browser: Browser, address: str, path: Path) -> None:
 
 
 def choose_palette(sheet: Image.Image) -> Image.Image:
-    """For frames one for all, which then differ in little: the commonest colours as they are, the rest
-    by how far apart they lie, so that rare ones are there too."""
+    """For all frames one, so that they differ in little: the commonest colours as they are, the
+    rest by how far apart they lie, so that rare ones are there too."""
     found = sheet.getcolors(sheet.width * sheet.height) or []
     common = [colour for _, colour in sorted(found, reverse=True)[:128]]
     spread = sheet.quantize(127, Image.Quantize.MAXCOVERAGE).getpalette() or []

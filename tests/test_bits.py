@@ -223,6 +223,9 @@ def test_everything_stored_comes_back_exactly(model: KppBits, images: Tensor):
     assert memory.detail is not None
     held = memory.detail.pixels[memory.cells]
     assert torch.equal(held.float(), images.flatten(1))
+    assert float((model.get(memory) - images).abs().max()) < 1e-3
+    assert float((model.get(memory.shrink(bits=20)) - images).abs().max()) > 0.1
+    assert float((model.recall(memory, images, steps=1)[-1] - images).abs().max()) < 1e-3
     terms = model.elbo(images)
     cost = math.log(6) - math.log(1 - NEW) - math.log(1 - MISMATCH)
     assert torch.allclose(terms.nll_nats, torch.tensor(cost).double(), atol=1e-3)

@@ -47,7 +47,7 @@ def test_every_example_has_a_test():
 
 def test_a_folder_of_photographs_in_a_store(tmp_path: Path, capsys):
     module = example("find_photographs")
-    folder = module.paint_folder(tmp_path / "mine", count=60)
+    folder = module.paint_folder(tmp_path / "mine", count=120)
     picture = module.main(folder, steps=2, work=tmp_path / "work")
     with Image.open(picture) as image:
         assert image.width > 4 * 32

@@ -30,7 +30,7 @@ Mask = Bool[Tensor, "H W"]
 Box = tuple[int, int, int, int]  # first row, row after the last, the same of columns
 
 # Grids of strengths. ours
-HIDDEN = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9)
+HIDDEN = (0.0, 0.15, 0.4, 0.6, 0.75, 0.85, 0.91, 0.945)
 SALT_PEPPER = (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 GAUSSIAN = (0.02, 0.04, 0.08, 0.14, 0.2, 0.3, 0.4, 0.55, 0.75, 1.0, 1.4, 2.0)
 MOST_SHIFTS = 16  # pixels

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 
 import torch
-from jaxtyping import Float, Int, UInt8
+from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
 from kanerva.memory.fixed_point import BIT
@@ -74,6 +74,12 @@ class Detail:
         return ((before < BIT * self.caps[..., None]) & whole[..., None]).sum(dim=-1)
 
     @property
+    def is_stored(self) -> Bool[Tensor, "*B slots n"]:
+        """Whether a block holds a pixel."""
+        places = torch.arange(self.pixels.shape[-1], device=self.pixels.device)
+        return places < self.stored[..., None]
+
+    @property
     def bits(self) -> Float[Tensor, "*B slots"]:
         """Of each block."""
         costs = self.gist_costs.sum(dim=-1) + self.pixel_costs.sum(dim=-1)
@@ -88,7 +94,7 @@ class Detail:
         groups = torch.arange(self.gist_costs.shape[-1], device=caps.device)
         gists = self.gist_costs * (groups < kept[..., None])
         less = Detail(self.pixels, self.pixel_costs, gists, kept, caps)
-        held = torch.arange(self.pixels.shape[-1], device=caps.device) < less.stored[..., None]
+        held = less.is_stored
         return replace(less, pixels=self.pixels * held, pixel_costs=self.pixel_costs * held)
 
     def cut(self, blocks: Blocks) -> Blocks:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 CueScores = Float[Tensor, "B T slots"]  # ln p(cue | each cell's block), -inf where a cell is free
 
 
+_STORED = 8.0  # logit of a pixel that is stored
 _AT_ONCE = 128  # blocks: more no longer fit a processor's cache
 Made = TypeVar("Made")
 _kept: WeakKeyDictionary[Any, tuple[str, Any]] = WeakKeyDictionary()
@@ -64,8 +65,20 @@ def _version(map: Float[Tensor, "*B Cm Hm Wm"]) -> int:
 
 @torch.no_grad()
 def decode_held(model: "Kpp", memory: Memory) -> tuple[Int[Tensor, " cells"], DecoderOutput]:
-    """The cells that hold something in some memory of a batch, and what their blocks decode to:
-    each once, however often it is asked for, also by memories that were made from this one."""
+    """The cells that hold something in some memory of a batch, and what their blocks decode to;
+    pixels that a block stores are as they are stored."""
+    cells, output = _decode_once(model, memory)
+    detail = memory.as_batch().detail
+    if detail is None or not len(cells):
+        return cells, output
+    held = detail.at(cells.expand(len(output), -1))
+    pixels = held.pixels.to(output).unflatten(-1, output.shape[2:])
+    stored = held.is_stored.unflatten(-1, output.shape[2:])
+    return cells, torch.where(stored, _STORED * (2 * pixels - 1), output)
+
+
+def _decode_once(model: "Kpp", memory: Memory) -> tuple[Int[Tensor, " cells"], DecoderOutput]:
+    """Each block once, however often it is asked for, also by memories made from this one."""
     held = memory.as_batch().require_slots() >= 0
     cells, maps = held.any(dim=0).nonzero()[:, 0], model.as_maps(memory)
     last = memory.kept.get("decoded")

@@ -166,7 +166,7 @@ class KppBits(Kpp):
         latest = owners.topk(min(MOST, owners.shape[1]), dim=1)
         cells, detail = latest.indices, memory.detail.at(latest.indices)
         pixels = detail.pixels.float().unflatten(-1, self.config.image)
-        whole = detail.stored == detail.pixels.shape[-1]
+        whole = detail.is_stored.all(dim=-1)
         blocks = self.placement.grid.read(memory.map, cells)
         return self._ask_kin(blocks, self.encoder(pixels), whole, latest.values >= 0)
 
@@ -280,7 +280,7 @@ class KppBits(Kpp):
         blocks = self.placement.grid.read(memory.map, cells)
         nats = self._log_pixels(blocks, episode)
         detail, pixels = memory.detail.at(cells), episode.flatten(2)
-        stored = torch.arange(nats.shape[-1], device=nats.device) < detail.stored[..., None]
+        stored = detail.is_stored
         matches = ((detail.pixels == pixels) | ~stored).all(dim=-1)
         rest = (nats * ~stored).sum(dim=-1) + math.log1p(-MISMATCH)
         other = nats.sum(dim=-1) + math.log(MISMATCH)
@@ -326,7 +326,7 @@ class KppBits(Kpp):
         features = self.encoder(episode)
         blocks = self.blocks(episode, features)
         detail = self.code(episode, blocks)
-        whole = detail.stored == detail.pixels.shape[-1]
+        whole = detail.is_stored.all(dim=-1)
         others = [part[:, rest].flatten(0, 1) for part in (detail.cut(blocks), features, whole)]
         kin = self._ask_kin(others[0], others[1], others[2], torch.ones_like(others[2]))
         count = torch.full((len(kin),), episode.shape[1] - 1, device=self.device)

@@ -1,4 +1,4 @@
-"""Decoded pictures beside the store's file, a byte for each pixel, mapped into memory.
+"""Decoded pictures beside the store's file, a byte for each pixel.
 
 A cache: made from the blocks, and again where it is missing or damaged. Row id - 1 holds the
 picture and a check sum; what is freed becomes zeros.
@@ -14,17 +14,15 @@ import numpy as np
 from kanerva.plain_files import NO_LINK, open_regular, write_all, write_whole
 
 _HEADER = 64  # bytes: what was decoded with
-_MANY = 4096  # rows
 
 
 class LevelsFile:
-    """Rows of bytes by id, of which a process maps what it needs."""
+    """Rows of bytes by id, of which a process reads what it needs."""
 
     def __init__(self, path: Path, size: int, seal: str) -> None:
         """`size` bytes a picture; `seal` names the store, and the weights that decoded them."""
         self.path, self.size, self.width = path, size, size + 4
         self._head = seal.encode()[:_HEADER].ljust(_HEADER, b"\0")
-        self._map: np.ndarray | None = None
         self._ensure()
 
     def _ensure(self) -> None:
@@ -85,15 +83,7 @@ class LevelsFile:
     def read(self, ids: np.ndarray, mend: Callable[[list[int]], np.ndarray]) -> np.ndarray:
         """Pictures of ids that are held. Rows that do not fit their sum come from `mend`, which
         makes them of their blocks."""
-        last, map = int(ids.max(initial=0)), self._mapped()
-        if last > len(map):
-            self._map = None
-            map = self._mapped()
-        rows = np.zeros((len(ids), self.width), dtype=np.uint8)
-        there = ids <= len(map)
-        rows[there] = map[ids[there] - 1]
-        if len(ids) > _MANY:
-            self._map = None  # what was read for an index need not stay in memory
+        rows = self._get(ids)
         sums = rows[:, self.size :].copy().view("<u4")[:, 0]
         bad = [
             n
@@ -105,11 +95,15 @@ class LevelsFile:
             rows[bad, : self.size] = made.reshape(len(bad), self.size)
         return rows[:, : self.size]
 
-    def _mapped(self) -> np.ndarray:
-        if self._map is None:
-            self._ensure()
-            count = (self.bytes - _HEADER) // self.width
-            shape = (count, self.width)
-            empty = np.zeros((0, self.width), dtype=np.uint8)
-            self._map = np.memmap(self.path, np.uint8, "r", _HEADER, shape) if count else empty
-        return self._map
+    def _get(self, ids: np.ndarray) -> np.ndarray:
+        """Rows as they stand in the file, zeros beyond its end; those that follow one another in
+        one piece. Read, not mapped: pages that a search touches would stay in memory."""
+        rows = np.zeros((len(ids), self.width), dtype=np.uint8)
+        starts = np.flatnonzero(np.diff(ids, prepend=-1) != 1).tolist()
+        self._ensure()
+        with open_regular(self.path) as file:
+            for start, end in zip(starts, [*starts[1:], len(ids)], strict=True):
+                place = _HEADER + (int(ids[start]) - 1) * self.width
+                data = os.pread(file.fileno(), (end - start) * self.width, place)
+                rows[start:end].reshape(-1)[: len(data)] = np.frombuffer(data, dtype=np.uint8)
+        return rows

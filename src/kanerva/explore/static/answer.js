@@ -142,7 +142,7 @@ function showDetails({ familiarity, bound, nearest }) {
     term.title = title;
     rows.push(term, make("dd", className, text));
   };
-  const nats = (value) => (value === null ? "∞" : `${value > 999 || value < -999 ? count(value) : value.toFixed(1)} nats`);
+  const nats = (value) => (value === null ? "∞" : `${Math.abs(value) > 999 ? count(value) : value.toFixed(1)} nats`.replace("-", "−"));
   if (about.can.find) row("familiarity", familiarity === null ? "–" : nats(familiarity), "How much better a block explains your image than no block does. Above zero: it was written.");
   if (nearest) {
     const other = about.can.find && nearest.handle !== best;

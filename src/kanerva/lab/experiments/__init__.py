@@ -27,6 +27,8 @@ NAMES = {  # name of the experiment: its file; in the paper's order, then beyond
     "few-shot": "few_shot",
     "lossless": "lossless",
     "gist": "gist",
+    "files": "files",
+    "classify": "classify",
     "store-search": "store_search",
     "store-scale": "store_scale",
     "associative": "associative",

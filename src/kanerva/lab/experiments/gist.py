@@ -92,8 +92,7 @@ def sketch(model: KppBits, detail: Detail, blocks: Tensor) -> Float[Tensor, "N n
     """Stored pixels, and what the gist says of the others."""
     output = model.decoder(model.readout(blocks[None], sample=False).readout)
     means = model.likelihood.mean(output)[0].flatten(1)
-    stored = torch.arange(means.shape[1], device=means.device) < detail.stored[:, None]
-    return torch.where(stored, detail.pixels.float(), means)
+    return torch.where(detail.is_stored, detail.pixels.float(), means)
 
 
 def rmse(pictures: Float[Tensor, "N n"], images: Images) -> float:
@@ -132,7 +131,6 @@ def measure(lab: Lab, model: KppBits, images: Images) -> Finding:
         prefix = cap_prefix(large, images, cap)
         means, one = complete(large, prefix, noise)
         score = large._log_pixels(torch.zeros_like(blocks)[None], images[None])[0]
-        rest = torch.arange(score.shape[1], device=score.device) >= prefix.stored[:, None]
         rows.append(
             {
                 "cap": cap,
@@ -143,7 +141,7 @@ def measure(lab: Lab, model: KppBits, images: Images) -> Finding:
                 },
                 "prefix": {
                     "bits": estimate(prefix.bits),
-                    "nats": estimate(-(score * rest).sum(dim=1)),
+                    "nats": estimate(-(score * ~prefix.is_stored).sum(dim=1)),
                     "rmse": rmse(means, images),
                     "rmse_one": rmse(one, images),
                 },

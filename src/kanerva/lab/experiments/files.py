@@ -1,0 +1,171 @@
+"""Beyond the paper: memories as files of as many bits as they claim.
+
+Images are written, whole and shrunk; each memory is saved, and read back with one thread and with
+two, on the CPU and on a GPU where there is one. What is read must be what was written, to the last
+symbol. Coder and prior are timed on gists alone, the code of pixels with them.
+"""
+
+import math
+import tempfile
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from kanerva.data.splits import fixed_episodes, load_split
+from kanerva.errors import UserError
+from kanerva.evaluation.report import columns
+from kanerva.lab.harness import About, Figures, Finding, Lab
+from kanerva.memory.container import SIZE
+from kanerva.memory.detail import symbol_digest
+from kanerva.memory.heap import Memory
+from kanerva.models.kpp_bits import KppBits
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+COUNTS = (32, 1000, 10_000)
+CAPS = (None, 56, 24)  # bits of an image: everything, a gist and some pixels, part of a gist
+AT_ONCE = 256
+CLOSE = 0.01  # of a claim, that a file may be larger
+
+
+@contextmanager
+def threads(count: int) -> "Iterator[None]":
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def write_all(model: KppBits, images: Float[Tensor, "N C H W"]) -> Memory:
+    memory = model.empty()
+    for part in images.split(AT_ONCE):
+        memory = model.append(memory, part)
+    return memory
+
+
+def count_differences(one: Memory, other: Memory) -> int:
+    """Blocks that are not the same, symbol for symbol."""
+    pairs = [memory._in_order() for memory in (one, other)]
+    if one.handles != other.handles:
+        return max(len(one.handles), len(other.handles))
+    digests = [
+        [
+            symbol_digest(gists[i : i + 1], detail.apply(lambda x, i=i: x[i : i + 1]))
+            for i in range(len(gists))
+        ]
+        for gists, detail in pairs
+    ]
+    return sum(a != b for a, b in zip(*digests, strict=True))
+
+
+def measure(model: KppBits, memory: Memory, folder: Path, others: list[str]) -> dict[str, Any]:
+    """A memory's file: how large, how fast, and whether it gives back what went in."""
+    path, count = folder / "memory", len(memory.handles)
+    with threads(2):
+        start = time.perf_counter()
+        memory.save(path)
+        saved = time.perf_counter() - start
+    readers = {"1 thread": (1, "cpu"), "2 threads": (2, "cpu")}
+    readers |= {device: (2, device) for device in others}
+    differences, seconds = {}, {}
+    for name, (number, device) in readers.items():
+        here = model if device == model.device.type else model.to(device)
+        with threads(number):
+            start = time.perf_counter()
+            again = Memory.load(path, here.empty())
+            seconds[name] = time.perf_counter() - start
+        differences[name] = count_differences(memory.to("cpu"), again.to("cpu"))
+        model.to(memory.map.device)
+    claim, size = float(memory.bits.sum()) / 8, path.stat().st_size
+    return {
+        "images": count,
+        "bits_per_image": 8 * claim / count,
+        "claim": claim,
+        "header": SIZE,
+        "handles": len(memory.as_container().pack()) - SIZE - len(memory.as_container().stream),
+        "bytes": size,
+        "save_s": saved,
+        "load_s": seconds,
+        "differences": differences,
+    }
+
+
+def run(lab: Lab) -> Finding:
+    model, config = lab.trained("kpp-bits"), lab.config("kpp-bits")
+    if not isinstance(model, KppBits):
+        raise UserError("files needs a model that holds by bits")
+    episodes = fixed_episodes(config, load_split(config, "test", lab.data_root), lab.device)
+    counts = lab.pick(COUNTS[:1], COUNTS)
+    needed = -(-max(counts) // config.episode_length)
+    images = episodes.batch(0, min(needed, len(episodes))).images.flatten(0, 1)
+    large = model.with_capacity(min(max(counts), len(images)))
+    assert isinstance(large, KppBits)
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        for count in counts:
+            written = write_all(large, images[:count])
+            for cap in CAPS:
+                held = written if cap is None else written.shrink(bits=cap)
+                lab.say(f"{count} images, {'all bits' if cap is None else f'{cap} bits'}")
+                others = ["cuda"] if torch.cuda.is_available() else []
+                rows.append({"cap": cap} | measure(large, held, Path(folder), others))
+    figures: Figures = {"rows": rows, "processors": torch.get_num_threads()}
+    return Finding(figures, table(figures))
+
+
+def table(figures: Figures) -> list[str]:
+    """A row for each file."""
+    rows = [["images", "bits each", "claim", "header", "handles", "bytes", "over", "save/s",
+             "load/s", "differ"]]  # fmt: skip
+    for row in figures["rows"]:
+        count = row["images"]
+        over = row["bytes"] - row["header"] - row["handles"] - row["claim"]
+        rows.append([
+            str(count), f"{row['bits_per_image']:.1f}", f"{row['claim']:.0f}", str(row["header"]),
+            str(row["handles"]), str(row["bytes"]), f"{over / row['claim']:+.2%}",
+            f"{count / row['save_s']:.0f}", f"{count / row['load_s']['2 threads']:.0f}",
+            str(sum(row["differences"].values())),
+        ])  # fmt: skip
+    readers = ", ".join(figures["rows"][0]["differences"])
+    return [
+        *columns(rows, left=0).splitlines(),
+        "claim: memory.bits in bytes; over: what a file takes beyond claim, header and handles; "
+        "save/s, load/s: images a",
+        f"second, networks included; differ: blocks that were read otherwise, by {readers}",
+    ]
+
+
+def verdict(figures: Figures) -> str:
+    """Whether files are as large as they claim, and give back what went in."""
+    rows = figures["rows"]
+    wrong = sum(sum(row["differences"].values()) for row in rows)
+    over = [
+        (row["bytes"] - row["header"] - row["handles"]) / row["claim"] - 1
+        for row in rows
+        if row["images"] > COUNTS[0]
+    ]
+    fits = not over or max(map(abs, over)) <= CLOSE
+    worst = max(map(abs, over)) if over else math.nan
+    return (
+        f"{wrong} blocks were read otherwise than written. Files are within {worst:.2%} of what "
+        f"they claim, {'as' if fits else 'more than'} hoped, where they hold "
+        f"{COUNTS[1]:,} images or more."
+    )
+
+
+ABOUT = About(
+    paper="beyond",
+    shows="memories as files: bytes, speed, what comes back",
+    claim="A file takes the bits that its memory claims and a header, and every machine reads the "
+    "same from it.",
+    quick="about 1 min on two cores",
+    full="about 20 min on two cores",
+)
