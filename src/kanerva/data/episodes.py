@@ -253,7 +253,8 @@ def _check_length(episode_length: int, image_set: ImageSet) -> None:
     if episode_length > len(image_set):
         raise UserError(
             f"episode_length={episode_length} is larger than the data: {image_set.name} "
-            f"{image_set.split} holds {len(image_set)} images"
+            f"{image_set.split} holds {len(image_set)} images; use --episode-length "
+            f"{len(image_set)}, or more images"
         )
 
 

@@ -72,8 +72,8 @@ def train(
     """Train until the schedule ends, the validation bound passes below `until`, `minutes` pass or
     a signal comes; saves before it goes.
 
-    Everything that can be wrong with the input is found before anything is written, and before
-    `before` is called, once, where a message may be printed.
+    Everything that can be wrong with the input is found before anything is written. `before` is
+    called once, when nothing can be wrong any more: it may print a message.
     """
     deadline = math.inf if minutes is None else time.monotonic() + 60 * minutes
     goal = -math.inf if until is None else until
@@ -93,13 +93,13 @@ def train(
         there = resume and (run / "checkpoints").is_dir()
         on_rank_zero(fabric, lambda: lock() if there else None)  # before the first write
         on_rank_zero(fabric, lambda: check_run(run, config, resume))
-        if before is not None and fabric.global_rank == 0:
-            before(fabric.device)
         trainer = Trainer(config, run, fabric, episodes, validation, resume)
         on_rank_zero(fabric, lambda: make_run(run, resume))
         on_rank_zero(fabric, lambda: None if there else lock())
         on_rank_zero(fabric, lambda: write_run_config(run, config))
         caught = stack.enter_context(stop_signals(trainer.compiling))
+        if before is not None and fabric.global_rank == 0:
+            before(fabric.device)
         try:
             return trainer.fit(caught, deadline, goal)
         except OSError as error:
