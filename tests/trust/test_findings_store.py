@@ -159,6 +159,30 @@ def codes_of(content: bytes) -> np.ndarray:
     return load(content)["codes"]
 
 
+def test_a_store_that_was_large_finds_what_it_holds(tmp_path: Path):
+    """From an index in a file to all pictures in memory and back; then in the next process."""
+    pytest.importorskip("faiss")
+    path, held = tmp_path / "a.kanerva", dict[int, int]()
+
+    def check(store: Store, numbers: list[int], gone: int) -> None:
+        held.update(zip(add(store, numbers), numbers, strict=True))
+        for id in list(held)[:gone]:
+            store.free(id)
+            del held[id]
+            expected, k = sorted(held), len(held)
+            assert sorted(store.find(image(99), k=k).ids) == expected
+        rows, wanted = store._index._features, store._pictures(np.array(sorted(held))).features
+        assert rows is None or torch.equal(rows, wanted)
+
+    with open_store(path, coded=True) as store:
+        check(store, list(range(20)), 6)
+        check(store, list(range(20, 30)), 8)
+        check(store, [30, 31], 2)
+    with open_store(path, coded=True) as store:
+        check(store, [32], 3)
+        check(store, list(range(33, 43)), 12)
+
+
 # Nothing is written or removed elsewhere, nothing waits
 
 

@@ -51,10 +51,9 @@ class Index:
             return
         if len(ids) <= EXACT:
             self._update_exact(ids)
-            self._ids = ids
         else:
-            self._ids = ids
             self._update_codes(last)
+        self._ids = ids
 
     @property
     def bytes(self) -> int:
@@ -63,11 +62,13 @@ class Index:
         return exact if self._fast is None else self._fast.ntotal * self._fast.code_size
 
     def _update_exact(self, ids: np.ndarray) -> None:
-        kept, new = np.isin(self._ids, ids), ids[~np.isin(ids, self._ids)]
+        had = ids[:0] if self._features is None else self._ids
+        kept, new = np.isin(had, ids), ids[~np.isin(ids, had)]
         parts = [] if self._features is None else [self._features.vectors[torch.from_numpy(kept)]]
         for start in range(0, len(new), _CHUNK):
             parts.append(self._fetch(new[start : start + _CHUNK]).features)
         self._features = Features(torch.cat(parts), self._image) if parts else None
+        self._fast = None
 
     def _update_codes(self, last: int) -> None:
         import faiss
@@ -115,14 +116,13 @@ class Index:
     def erase(self, held: np.ndarray) -> None:
         """Forget all but what is held, in memory and in the file."""
         remove_leftovers(self.path)
-        if self.path.is_file():
-            self._ids = held
-            self._load()
-            if self._codes is not None:
-                import faiss
+        self._load()
+        if self._codes is not None:  # of a large store, or one that was large
+            self._save()
+        if self._fast is not None:
+            import faiss
 
-                self._save()
-                self._fast = faiss.IndexPQFastScan(self._codes)
+            self._ids, self._fast = held, faiss.IndexPQFastScan(self._codes)
         elif self._features is not None:
             self.update(held, int(held[-1]) if len(held) else 0)
 
