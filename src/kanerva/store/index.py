@@ -122,7 +122,8 @@ class Index:
         if self._fast is not None:
             import faiss
 
-            self._ids, self._fast = held, faiss.IndexPQFastScan(self._codes)
+            self._ids = held
+            self._fast = faiss.IndexPQFastScan(self._codes)  # pyright: ignore[reportArgumentType]
         elif self._features is not None:
             self.update(held, int(held[-1]) if len(held) else 0)
 

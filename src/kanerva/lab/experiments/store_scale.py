@@ -188,7 +188,7 @@ def table(figures: Figures) -> list[str]:
         f"added at {added['images_per_s']:.0f} images/s (at best "
         f"{added['fastest_images_per_s']:.0f}), {added['images_per_cpu_s']:.0f} a processor second",
         f"opened in {opened['store_s']:.2f} s, first find {opened['first_find_s']:.2f} s "
-        f"({opened['cpu_s']:.2f} processor s in all); {opened['rss'] / 1e6:.0f} MB of memory in all",
+        f"({opened['cpu_s']:.2f} processor s in all); {opened['rss'] / 1e6:.0f} MB of memory",
         f"bytes an image: {sizes}",
     ]
 
