@@ -29,6 +29,8 @@ def library() -> dict[str, Callable[[], object]]:
     model = kanerva.load("glyphs")
     memory = model.write(IMAGES)
     array, nothing = IMAGES.numpy(), None
+    store = kanerva.Store("mistakes.kanerva", model=model)  # in the folder this runs in
+    ids = store.add(IMAGES)
     bad: dict[str, Callable[..., object]] = {
         "model.write(numpy array)": lambda: model.write(array),
         "model.write(list)": lambda: model.write(list(IMAGES)),
@@ -59,6 +61,17 @@ def library() -> dict[str, Callable[[], object]]:
         "kanerva.load(None)": lambda: kanerva.load(nothing),
         "kanerva.build('kpp')": lambda: kanerva.build("kpp"),
         "kanerva.Memory.load(None)": lambda: kanerva.Memory.load(nothing),
+        "kanerva.Store(None)": lambda: kanerva.Store(nothing),
+        "kanerva.Store('missing.kanerva')": lambda: kanerva.Store("missing.kanerva"),
+        "store.add(None)": lambda: store.add(nothing),
+        "store.add(numpy array)": lambda: store.add(array),
+        "store.add(one image)": lambda: store.add(IMAGES[0]),
+        "store.add(images, [1, 2, 3, 4])": lambda: store.add(IMAGES, [1, 2, 3, 4]),
+        "store.find(numpy array)": lambda: store.find(array[0]),
+        "store.get('a')": lambda: store.get("a"),
+        "store.get(99)": lambda: store.get(99),
+        "store.free('a')": lambda: store.free("a"),
+        "store.free([1, 1])": lambda: store.free([ids[0], ids[0]]),
         "kanerva.prepare(greys above 1, model)": lambda: kanerva.prepare(GREYS * 255, model),
         "kanerva.prepare('photo.png', model)": lambda: kanerva.prepare("photo.png", model),
     }

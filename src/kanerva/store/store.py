@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from operator import index
 from pathlib import Path
 from typing import cast
 
@@ -26,6 +27,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from kanerva.errors import UserError
+from kanerva.inputs import as_path, require_tensor_images
 from kanerva.memory.channels import Noise, Picture
 from kanerva.memory.evidence import Pictures
 from kanerva.memory.search import Held, Hits, Named, search
@@ -33,7 +35,7 @@ from kanerva.models.base import Images, MemoryModel
 from kanerva.models.finding import Cues, Visible, as_cues, decode_blocks, log_none
 from kanerva.models.kpp import Kpp
 from kanerva.models.loading import load, shipped_folder
-from kanerva.plain_files import open_regular
+from kanerva.plain_files import open_regular, shown
 from kanerva.store.codec import INT8, decode, encode
 from kanerva.store.database import Database, about_model, live_ids
 from kanerva.store.index import Index
@@ -42,6 +44,15 @@ from kanerva.store.raw import search as search_bytes
 
 _BATCH = 64  # images encoded, decoded and committed at once
 _SHORT = 8  # bytes of a payload, below which finding it somewhere says nothing
+
+
+def as_ids(value: object) -> list[int]:
+    """Ids as numbers: one, or several of any kind."""
+    try:
+        one = isinstance(value, int) or getattr(value, "ndim", 1) == 0
+        return [index(id) for id in ([value] if one else value)]  # pyright: ignore
+    except TypeError:
+        raise UserError(f"ids are whole numbers, such as add returns, got {shown(value)}") from None
 
 
 @dataclass(frozen=True)
@@ -61,7 +72,8 @@ class Store:
     def __init__(self, path: str | Path, model: str | Path | MemoryModel | None = None) -> None:
         """Open the store at `path`, or make it where there is none: then `model` says which writes
         it, by name or as it is. Other weights than those it was written with are refused."""
-        self.path = Path(os.path.realpath(path) if os.path.islink(path) else path)
+        named = as_path(path)
+        self.path = Path(os.path.realpath(named)) if named.is_symlink() else named
         given = self._written_with() if model is None else model
         if isinstance(given, MemoryModel):
             name, model = given.config.name, given
@@ -69,7 +81,12 @@ class Store:
             folder = shipped_folder(given)
             name, model = str(given) if folder is None else folder.name, load(given)
         if not model.has_blocks:
-            raise UserError(f"{model.config.name} writes memories as a whole: a store needs blocks")
+            how = "holds by bits" if model.has_code else "writes memories as a whole"
+            raise UserError(f"{model.config.name} {how}: a store needs blocks of numbers")
+        if model.has_code:
+            raise UserError(
+                f"{model.config.name} holds by bits: a store takes blocks of floats yet"
+            )
         if model.device.type != "cpu":
             raise UserError(f"a store's model runs on the CPU, this one is on {model.device}")
         self.model = cast(Kpp, model.requires_grad_(False).eval())
@@ -139,10 +156,12 @@ class Store:
     ) -> list[int]:
         """Ids of images (T, C, H, W), each with a string of its own. What was added is on the disk,
         batch by batch; an interrupted call leaves whole batches."""
-        pixels = self.model.as_pixels(images)[0] if images.ndim == 4 else None
-        if pixels is None:
+        if require_tensor_images(images).ndim != 4:
             raise UserError(f"add takes images (T, C, H, W), got {tuple(images.shape)}")
+        pixels = self.model.as_pixels(images)[0]
         texts = [""] * len(pixels) if payloads is None else list(payloads)
+        if wrong := [text for text in texts if not isinstance(text, str)]:
+            raise UserError(f"payloads are strings, got {shown(wrong[0])}")
         if len(texts) != len(pixels):
             raise UserError(f"{len(pixels)} images came with {len(texts)} payloads")
         ids: list[int] = []
@@ -176,7 +195,7 @@ class Store:
         prior_none: float = 0.5,
     ) -> Hits | list[Hits]:
         """The `k` images held that a cue most likely shows, and `.none`: see `Kpp.find`."""
-        cues = as_cues(self.model, cue, observed, noise, shifts)
+        cues = as_cues(self.model, require_tensor_images(cue, "cue"), observed, noise, shifts)
         while True:
             self._sync()
             freed = self._freed
@@ -206,11 +225,12 @@ class Store:
     def _picture(self, id: int) -> Picture:
         return self.get([id])[0]
 
-    def get(self, ids: Sequence[int]) -> Float[Tensor, "n C H W"]:
+    def get(self, ids: int | Sequence[int]) -> Float[Tensor, "n C H W"]:
         """Pictures of ids: expected pixels on [0, 1]."""
         self._sync()
-        self._db.rows(ids)  # refuses those that are not held
-        return self._pictures(np.asarray(ids, dtype=np.int64)).means
+        named = as_ids(ids)
+        self._db.rows(named)  # refuses those that are not held
+        return self._pictures(np.asarray(named, dtype=np.int64)).means
 
     def pictures(self, ids: np.ndarray) -> Pictures:
         """The same, as they are compared: a byte for each pixel."""
@@ -219,7 +239,7 @@ class Store:
 
     def payloads(self, ids: Sequence[int]) -> list[str]:
         """The strings that came with images."""
-        return self._db.payloads(ids)
+        return self._db.payloads(as_ids(ids))
 
     def __len__(self) -> int:
         self._sync()
@@ -237,7 +257,7 @@ class Store:
 
     def free(self, ids: int | Sequence[int]) -> Receipt:
         """Forget images: overwrite them in file, log and caches, then look for them there."""
-        named = [ids] if isinstance(ids, int) else [int(id) for id in ids]
+        named = as_ids(ids)
         if len(set(named)) != len(named):
             raise UserError(f"an id is named twice: {named}")
         with self._db.plain_errors():
