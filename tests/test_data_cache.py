@@ -57,6 +57,16 @@ def test_one_flipped_byte_is_noticed(private_cache: Path):
     assert build.calls == 2
 
 
+def test_a_file_that_lost_an_array_is_built_again(private_cache: Path):
+    build = Builder()
+    cached_arrays("squares", "v1", build)
+    (path,) = (private_cache / "built").iterdir()
+    arrays = dict(np.load(path))
+    del arrays["values"]
+    np.savez(path, allow_pickle=False, **arrays)
+    assert len(cached_arrays("squares", "v1", build)["values"]) == 1000
+
+
 def test_a_cache_that_cannot_be_written_is_done_without(
     private_cache: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -13,9 +13,14 @@ from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
+from threading import RLock
 from types import FrameType
 
+from tqdm import tqdm
+
 from kanerva.errors import UserError
+
+tqdm.set_lock(RLock())  # its own is shared with forks, and one that is killed in it stops the rest
 
 PATIENCE = 5.0  # seconds for a case
 ROOM = 1000.0  # megabytes that a case may add

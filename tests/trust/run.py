@@ -20,9 +20,11 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
-import torch
+os.environ["OMP_NUM_THREADS"] = "1"  # before a fork: pools of threads do not survive one
 
-torch.set_num_threads(1)  # before a fork: pools of threads do not survive one
+import torch  # noqa: E402
+
+torch.set_num_threads(1)
 
 from children import Outcome, bad, scratch  # noqa: E402
 from corpus import CONFIG, make_corpus  # noqa: E402

@@ -383,6 +383,21 @@ def test_a_cache_that_cannot_be_written_stops_no_search(store: Path):
         assert shim.struck
 
 
+def test_adding_waits_for_no_lock_that_a_killed_process_had(tmp_path: Path, monkeypatch):
+    """tqdm's lock is one for all processes that are forked from one."""
+    from tqdm import tqdm
+
+    class Held:
+        def __enter__(self) -> None:
+            raise AssertionError("waited for")
+
+        def __exit__(self, *_: object) -> None: ...
+
+    monkeypatch.setattr(tqdm, "_lock", Held(), raising=False)
+    with open_store(tmp_path / "a.kanerva") as store:
+        assert add(store, [1, 2]) == [1, 2]
+
+
 def test_a_store_is_made_by_one_of_many(tmp_path: Path):
     path, problems = tmp_path / "a.kanerva", list[object]()
 

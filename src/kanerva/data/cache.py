@@ -16,6 +16,7 @@ from kanerva.plain_files import write_whole
 
 Arrays = dict[str, np.ndarray]
 MOST = 2**30  # bytes of an array that is kept
+_NAMES = "names of arrays"
 
 
 def cache_dir() -> Path:
@@ -57,7 +58,9 @@ def _read(path: Path) -> Arrays | None:
     try:
         with zipfile.ZipFile(path) as stored:
             names = [name.removesuffix(".npy") for name in stored.namelist()]
-        return {name: read_npz(path, name, MOST).copy() for name in names}
+        arrays = {name: read_npz(path, name, MOST).copy() for name in names}
+        whole = arrays.pop(_NAMES).tolist() == sorted(arrays)  # a sum covers an array, not a list
+        return arrays if whole else None
     except Exception:  # of every kind, from numpy and zipfile
         return None
 
@@ -65,5 +68,5 @@ def _read(path: Path) -> Arrays | None:
 def _write(path: Path, arrays: Arrays) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     file = BytesIO()
-    np.savez(file, allow_pickle=False, **arrays)
+    np.savez(file, allow_pickle=False, **arrays, **{_NAMES: np.array(sorted(arrays))})
     write_whole(path, file.getvalue())

@@ -166,7 +166,9 @@ class Store:
             raise UserError(f"{len(pixels)} images came with {len(texts)} payloads")
         ids: list[int] = []
         starts = range(0, len(pixels), _BATCH)
-        for start in tqdm(starts, "add", unit="batch", disable=not progress):
+        # tqdm's lock, even of a bar that is not shown, is shared with forked processes: one that is
+        # killed in it would stop all others
+        for start in tqdm(starts, "add", unit="batch") if progress else starts:
             ids += self._add(pixels[start : start + _BATCH], texts[start : start + _BATCH])
         self._sync()
         return ids
