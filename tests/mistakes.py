@@ -70,6 +70,11 @@ def library() -> dict[str, Callable[[], object]]:
         "store.find(numpy array)": lambda: store.find(array[0]),
         "store.get('a')": lambda: store.get("a"),
         "store.get(99)": lambda: store.get(99),
+        "store.add(images, 'a')": lambda: store.add(IMAGES, "abcd"),
+        "kanerva.load('GLYPHS')": lambda: kanerva.load("GLYPHS"),
+        "kanerva.prepare(rows of numbers, model)": lambda: kanerva.prepare(
+            IMAGES.flatten(1), model
+        ),
         "store.free('a')": lambda: store.free("a"),
         "store.free([1, 1])": lambda: store.free([ids[0], ids[0]]),
         "kanerva.prepare(greys above 1, model)": lambda: kanerva.prepare(GREYS * 255, model),

@@ -72,7 +72,7 @@ def test_lists_and_globs(store: str, folder: Path, monkeypatch, capsys):
     [
         (["add", "new.kanerva", "PICTURES"], "--model NAME"),
         (["find", "new.kanerva", "PICTURES"], "no store at new.kanerva"),
-        (["add", "STORE", "absent.png"], "absent.png: no such file"),
+        (["add", "STORE", "absent.png"], "'absent.png': no such file"),
         (["add", "STORE"], "no images given"),
         (["get", "STORE", "99"], "does not hold id 99"),
         (["free", "STORE", "six"], "ids are numbers, got 'six'"),

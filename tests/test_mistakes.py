@@ -113,6 +113,8 @@ def test_prepare_takes_pictures_of_every_kind(glyphs: MemoryModel, colour: Memor
         grey.astype(np.int64),
         expected.bool(),
         expected,
+        expected.byte(),  # 0 and 1 are no greys
+        expected.long().numpy(),
     ]
     for kind in kinds:
         assert torch.equal(kanerva.prepare(kind, glyphs), expected)
@@ -148,9 +150,10 @@ def test_prepare_samples_with_a_generator(glyphs: MemoryModel):
     [
         (np.full((28, 28), 2.0), "floats lie on"),
         (np.full((28, 28), np.nan), "floats lie on"),
-        (np.full((28, 28), 256), "between 0 and 255"),
+        (np.full((28, 28), 256), "numbers are 0 to 255"),
         (np.zeros((2, 5, 28, 28)), "1, 3 or 4 channels"),
         (np.zeros(28), "dimensions"),
+        (np.zeros((4, 784)), "reshape"),
         ([], "no images"),
         ({}, "Pillow's"),
     ],

@@ -54,6 +54,10 @@ def run(options: dict[str, Any], words: list[str]) -> int:
         raise UserError(f"no store at {path}: make one with `kanerva store add {path} IMAGES`")
     if action == "add" and options["model"] is None and not path.is_file():
         raise UserError(f"no store at {path}: say which model writes it, --model NAME")
+    if action == "add":  # looked for before a store is made
+        options = options | {"words": [str(file) for file in list_files(options["words"])]}
+        if gone := [name for name in options["words"] if not Path(name).exists()]:
+            raise UserError(f"{shown(gone[0])}: no such file")
     with Store(path, model=options["model"]) as store:
         return ACTIONS[action](store, options)
 

@@ -81,7 +81,8 @@ def as_cues(
     image = model.config.image
     if cue.ndim not in (3, 4) or tuple(cue.shape[-3:]) != image or not len(cue):
         raise UserError(f"a cue is {image}, or a batch of those; got {tuple(cue.shape)}")
-    cues = cue.to(model.device).float() / (255 if cue.dtype == torch.uint8 else 1)
+    bytes_of_grey = cue.dtype == torch.uint8 and int(cue.max()) > 1
+    cues = cue.to(model.device).float() / (255 if bytes_of_grey else 1)
     if not cues.isfinite().all():
         raise UserError("a cue's pixels are finite numbers: hide what is missing with observed")
     cues = cues.view(-1, *image)

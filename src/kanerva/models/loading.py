@@ -77,7 +77,7 @@ def check_shipped(folder: Path) -> None:
 
 def _hint(path: Path) -> str:
     """What may have been meant by a folder that is not there."""
-    near = get_close_matches(path.name, shipped(), n=1)
+    near = get_close_matches(path.name.lower(), shipped(), n=1)
     if near and len(path.parts) == 1:
         hint = f"did you mean {near[0]}?"
     else:

@@ -70,15 +70,16 @@ def prepare(
     """Pictures as `model` takes them (`model.pixels`): floats on [0, 1], (T, C, H, W).
 
     `images`: Pillow's, numpy arrays or tensors, one or a list or an array of them, of any size,
-    grey or in colour, channels first or last; uint8 or whole numbers up to 255, bool, or floats on
-    [0, 1]. Other sizes are cropped about the centre and resized. For a model of binary pixels, a
-    pixel is 1 where it is above a half; with a `generator`, by chance, as often as it is bright.
+    grey or in colour, channels first or last; whole numbers up to 255, 0 and 1 alone, bool, or
+    floats on [0, 1]. Other sizes are cropped about the centre and resized. For a model of binary
+    pixels, a pixel is 1 where it is above a half; with a `generator`, by chance, as often as it is
+    bright.
     """
     if isinstance(images, np.ndarray | Tensor) and images.ndim == 5:
         parts = [prepare(one, model, generator=generator) for one in images]
         return torch.stack(parts)
     image, binary = model.config.image, model.pixels.binary
-    found = [_fit(picture, image) for picture in _pictures(images, image[0])]
+    found = [_fit(picture, image) for picture in _pictures(images, image[0], image[1] * image[2])]
     if not found:
         raise UserError("no images given")
     how = "none" if not binary else "threshold" if generator is None else "sample"
@@ -86,11 +87,11 @@ def prepare(
     return to_float(pixels, binary).to(model.device)
 
 
-def _pictures(images: Any, channels: int) -> Iterator[UInt8[Tensor, "n C H W"]]:
-    """Batches of pictures of one size, as bytes."""
+def _pictures(images: Any, channels: int, size: int) -> Iterator[UInt8[Tensor, "n C H W"]]:
+    """Batches of pictures of one size, as bytes; rows of `size` numbers are no picture."""
     if isinstance(images, list | tuple):
         for one in images:
-            yield from _pictures(one, channels)
+            yield from _pictures(one, channels, size)
     elif isinstance(images, Image.Image):
         mode = "L" if channels == 1 else "RGB"
         yield torch.tensor(channels_first(flat(images, mode)))[None]
@@ -102,6 +103,10 @@ def _pictures(images: Any, channels: int) -> Iterator[UInt8[Tensor, "n C H W"]]:
             array = images.detach().cpu()
         if array.ndim not in (2, 3, 4) or 0 in array.shape:
             raise UserError(f"an array of pictures has 2 to 5 dimensions, got {tuple(array.shape)}")
+        if array.ndim == 2 and array.shape[1] == size and array.shape[0] != size:
+            raise UserError(
+                f"got {tuple(array.shape)}: array.reshape(-1, H, W) makes pictures of it"
+            )
         yield _as_bytes(_channels_second(array, channels))
     else:
         raise UserError(
@@ -126,12 +131,12 @@ def _channels_second(array: Shaped[Tensor, "..."], channels: int) -> Shaped[Tens
 def _as_bytes(array: Shaped[Tensor, "n C H W"]) -> UInt8[Tensor, "n C H W"]:
     if array.shape[1] not in _CHANNELS:
         raise UserError(f"pictures have 1, 3 or 4 channels, got {tuple(array.shape)}")
-    if array.dtype == torch.bool:
+    if not array.is_floating_point() and int(array.max()) <= 1:  # false and true, or 0 and 1
         array = array * 255
     most = 1 if array.is_floating_point() else 255
     wrong = array[~((array >= 0) & (array <= most))]  # NaN too
     if len(wrong):
-        kind = "floats lie on [0, 1]" if most == 1 else "whole numbers lie between 0 and 255"
+        kind = "floats lie on [0, 1]: divide by 255?" if most == 1 else "whole numbers are 0 to 255"
         raise UserError(f"pixels that are {kind}; got {wrong[0].item():g}")
     return (array * 255).round().byte() if most == 1 else array.byte()
 

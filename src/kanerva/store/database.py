@@ -93,6 +93,8 @@ class Database:
             if "locked" in str(error):
                 raise UserError(f"{self.path}: another process is writing; try again") from error
             raise UserError(f"{self.path}: {error}") from error
+        except sqlite3.ProgrammingError as error:
+            raise UserError(f"{self.path}: this store was closed; open it again") from error
         except (sqlite3.Error, UnicodeError) as error:  # the latter of what it quotes from a file
             raise UserError(f"{self.path} is no store, or a damaged one: {error}") from error
         except OSError as error:  # of a cache, which is written in the same transaction

@@ -27,7 +27,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from kanerva.errors import UserError
-from kanerva.inputs import as_path, require_tensor_images
+from kanerva.inputs import as_mask, as_path, require_tensor_images
 from kanerva.memory.channels import Noise, Picture
 from kanerva.memory.evidence import Pictures
 from kanerva.memory.search import Held, Hits, Named, search
@@ -159,6 +159,8 @@ class Store:
         if require_tensor_images(images).ndim != 4:
             raise UserError(f"add takes images (T, C, H, W), got {tuple(images.shape)}")
         pixels = self.model.as_pixels(images)[0]
+        if isinstance(payloads, str):
+            raise UserError("payloads are a list, a string for each image")
         texts = [""] * len(pixels) if payloads is None else list(payloads)
         if wrong := [text for text in texts if not isinstance(text, str)]:
             raise UserError(f"payloads are strings, got {shown(wrong[0])}")
@@ -197,7 +199,8 @@ class Store:
         prior_none: float = 0.5,
     ) -> Hits | list[Hits]:
         """The `k` images held that a cue most likely shows, and `.none`: see `Kpp.find`."""
-        cues = as_cues(self.model, require_tensor_images(cue, "cue"), observed, noise, shifts)
+        seen = None if observed is None else as_mask(observed)
+        cues = as_cues(self.model, require_tensor_images(cue, "cue"), seen, noise, shifts)
         while True:
             self._sync()
             freed = self._freed
