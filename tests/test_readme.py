@@ -51,7 +51,9 @@ def test_the_library_example_runs_as_printed(place: Path, monkeypatch, capsys):
     assert names["recalled"].shape == (10, 32, 1, 28, 28)
     assert names["samples"].shape == (64, 1, 28, 28) and names["nearby"].shape == (16, 1, 28, 28)
     assert names["known"].shape == (32,)
-    assert re.fullmatch(r"33 of 36\n\d+\.\d nats per image\n", capsys.readouterr().out)
+    assert re.fullmatch(
+        r"33 of 36\n\d+ 0\.\d+ 0\.\d+\n\d+\.\d nats per image\n", capsys.readouterr().out
+    )
     exec(compile(store, "README.md", "exec"), names)
     assert len(names["store"]) == 30 and names["receipt"].found == 0
     assert capsys.readouterr().out.count("glyph") == 1

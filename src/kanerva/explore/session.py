@@ -17,6 +17,7 @@ from kanerva.errors import UserError
 from kanerva.explore.pixels import Image
 from kanerva.memory.heap import Memory
 from kanerva.models.base import MemoryModel
+from kanerva.plain_files import write_whole
 
 MOST_SESSIONS = 64
 IDLE = 900.0  # seconds after which a session may give way to a new one
@@ -144,7 +145,7 @@ class Session:
     def open(self, content: bytes) -> None:
         """What `Memory.save` wrote, if it fits this model."""
         with _draft() as path:
-            path.write_bytes(content)
+            write_whole(path, content)
             try:
                 memory = Memory.load(path, self.model.empty())
             except UserError as error:

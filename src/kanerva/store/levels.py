@@ -7,6 +7,7 @@ picture and a check sum; what is freed becomes zeros.
 import os
 import zlib
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -99,9 +100,10 @@ class LevelsFile:
         """Rows as they stand in the file, zeros beyond its end; those that follow one another in
         one piece. Read, not mapped: pages that a search touches would stay in memory."""
         rows = np.zeros((len(ids), self.width), dtype=np.uint8)
+        if not len(ids):
+            return rows
         starts = np.flatnonzero(np.diff(ids, prepend=-1) != 1).tolist()
-        self._ensure()
-        with open_regular(self.path) as file:
+        with suppress(OSError), open_regular(self.path) as file:  # else all are made again
             for start, end in zip(starts, [*starts[1:], len(ids)], strict=True):
                 place = _HEADER + (int(ids[start]) - 1) * self.width
                 data = os.pread(file.fileno(), (end - start) * self.width, place)

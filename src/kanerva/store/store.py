@@ -73,7 +73,7 @@ class Store:
         """Open the store at `path`, or make it where there is none: then `model` says which writes
         it, by name or as it is. Other weights than those it was written with are refused."""
         named = as_path(path)
-        self.path = Path(os.path.realpath(named)) if named.is_symlink() else named
+        self.path = Path(os.path.realpath(named)) if os.path.islink(named) else named
         given = self._written_with() if model is None else model
         if isinstance(given, MemoryModel):
             name, model = given.config.name, given
