@@ -11,7 +11,7 @@ help:
 	@echo "make demo       train on glyphs (about two minutes), evaluate, draw a memory, recall from it"
 	@echo "make test       the whole suite, ruff, basedpyright, shape checks"
 	@echo "make slow       checks that take minutes: compiled steps against eager ones"
-	@echo "make trust      kills, faults, mutated and hostile files: minutes; files results/trust.json"
+	@echo "make trust      kills, faults, mutated and hostile files: 20 minutes; files results/trust.json"
 	@echo "make docs       rewrite figures, tables and pages of experiments from the records"
 	@echo "make setup      .venv with everything installed"
 	@echo "make format     ruff format and import order"
@@ -44,10 +44,9 @@ slow: setup
 
 trust: setup
 	$(BIN)/python -W ignore tests/trust/run.py
-	$(BIN)/pytest -q -m trust
 
 docs: setup
-	$(BIN)/python -m kanerva.lab.quote README.md RESULTS.md docs/*.md benchmarks/*.md
+	$(BIN)/python -m kanerva.lab.quote README.md RESULTS.md SECURITY.md docs/*.md benchmarks/*.md
 	$(BIN)/python -m kanerva.lab.benchmark.report docs/speed.png results/bench/throughput*.json
 	$(BIN)/python -m kanerva.lab.page docs/experiments results/reproduce
 	$(BIN)/python -m kanerva.lab.capacity docs/capacity.png results/mnist/kpp-store*-s0.json

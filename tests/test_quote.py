@@ -15,7 +15,8 @@ from kanerva.lab.quote import BLOCK, OTHERS, VALUE, evaluate_expression, main, q
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = [ROOT / "docs", ROOT / "benchmarks"]
-PAGES = [ROOT / "README.md", ROOT / "RESULTS.md", *(p for f in FOLDERS for p in f.glob("*.md"))]
+PAGES = [ROOT / f"{name}.md" for name in ("README", "RESULTS", "SECURITY")]
+PAGES += [page for folder in FOLDERS for page in folder.glob("*.md")]
 NAMES = sorted(str(page.relative_to(ROOT)) for page in PAGES)
 RECORDS = sorted(p for p in (ROOT / "results").glob("*/*.json") if p.parent.name not in OTHERS)
 
@@ -146,6 +147,17 @@ def test_compare_marks_what_was_scored_before_its_run_ended():
         for r in records("omniglot/k*-s0")
         if r["best_step"] < 0.8 * r["steps"]
     ]
+
+
+def test_what_make_trust_tried_is_a_table(place: Path):
+    part = {"what": "kills", "bad_is": "lost", "at_least": 1000, "tried": 1002, "bad": 0}
+    part |= {"slowest_s": 0.0, "most_mb": 12.0, "wall_s": 90.4}
+    record = {"parts": {"kills": part}, "wall_s": 930.0, "cores": 2}
+    (place / "results" / "trust.json").write_text(json.dumps(record))
+    made = quoted("<!-- trust: results/trust.json -->\n<!-- end -->\n", place).splitlines()
+    assert made[3].split() == ["kills", "lost", "1000", "1002", "0", "-", "12", "90"]
+    assert made[4] == "15.5 minutes on 2 cores"
+    assert evaluate_expression("trust:parts.kills.tried", place) == 1002
 
 
 # The pages

@@ -94,11 +94,12 @@ def command_lines(place: Path) -> st.SearchStrategy[list[str]]:
     )
 
     def of_verb(verb: str) -> st.SearchStrategy[list[str]]:
-        flags, first = known_flags(verb), st.just(list[str]())
+        flags, first, words = known_flags(verb), st.just(list[str]()), things
         if verb == "store":
             actions = st.sampled_from([*ACTIONS, *ACTIONS, "nothing", ""])
             stores = st.sampled_from([str(place / "s.kanerva")] * 3 + [run, "none.kanerva"])
             first = st.tuples(actions, stores).map(list)
+            words = things.filter(lambda word: word not in ("/", "~"))  # every picture there is
         flag = st.sampled_from(flags).flatmap(
             lambda name: st.tuples(st.just(name), values(name, place))
         )
@@ -108,7 +109,7 @@ def command_lines(place: Path) -> st.SearchStrategy[list[str]]:
         )
         some = st.lists(st.one_of(flag, flag, flag, flag, stray), max_size=4)
         joined = some.map(lambda pairs: [w for pair in pairs for w in join(pair)])
-        rest = st.tuples(first, st.lists(things, max_size=2), joined)
+        rest = st.tuples(first, st.lists(words, max_size=2), joined)
         return rest.map(lambda t: [verb, *t[0], *t[1], *t[2]])
 
     return st.one_of(

@@ -217,7 +217,7 @@ def main(words: list[str]) -> int:
         "cores": len(os.sched_getaffinity(0)),
         "command": "make trust",
     }
-    print(trust([record]))
+    print(trust(record))
     for outcome in problems[:20]:
         print(f"\n{outcome.status}: {outcome.detail}", file=sys.stderr)
     whole_run = given.share >= 1 and not given.parts

@@ -256,6 +256,13 @@ def test_12_names_that_no_system_takes_are_one_line(name: str, monkeypatch):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("flag", ["--data-root", "--note", "--steps", "--precision"])
+def test_12_two_dashes_are_no_value(flag: str, capsys):
+    """argparse takes them out of the words, and an empty list is left."""
+    assert main(["bench", f"{flag}=--"]) == 2
+    assert f"{flag} needs a value" in capsys.readouterr().err
+
+
 # 13: terminals
 
 

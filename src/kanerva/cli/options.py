@@ -37,11 +37,13 @@ class Parser(ArgumentParser):
         self.add_option("--device", type=Device, default="auto", help="auto: a GPU if any")
 
     def check_flags(self, words: list[str]) -> None:
-        """Refuse flags that this parser does not have."""
+        """Refuse flags that this parser does not have, and a value that argparse drops."""
         for word in words:
-            flag = word.partition("=")[0]
+            flag, _, value = word.partition("=")
             if flag.startswith("--") and flag != "--" and flag not in self.flags:
                 raise self.unknown_flag(flag)
+            if flag.startswith("--") and value == "--":
+                raise UserError(f"{flag} needs a value, got '--'")
 
     def words_first(self, words: list[str]) -> list[str]:
         """The same command with flags after its other words, of which there may be many: argparse

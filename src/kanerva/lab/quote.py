@@ -2,7 +2,7 @@
 
 A block stands between `<!-- table: results/a.json -->` (one record, as `kanerva evaluate` prints
 it), `<!-- bench: results/bench/a.json -->` (as `kanerva bench`) or `<!-- compare: results/*/*.json
--->` (several, as `kanerva compare`; `seeds` likewise; `sizes`, `keys`, `samples`, `early`:
+-->` (several, as `kanerva compare`; `seeds` likewise; `sizes`, `keys`, `samples`, `early`, `trust`:
 tables.py) and `<!-- end -->`. `table1` and `headline` set the paper's figures beside ours. Several
 patterns are joined by commas.
 
@@ -29,7 +29,7 @@ from kanerva.lab.benchmark.report import table as speed
 from kanerva.lab.benchmark.timing import read_measurement
 from kanerva.lab.experiments.table1 import collect_cells, format_cells, headline, judge_cells
 from kanerva.lab.paper_figures import TABLE1
-from kanerva.lab.tables import SETS, early, keys, samples, sizes
+from kanerva.lab.tables import SETS, early, keys, samples, sizes, trust
 from kanerva.plain_files import read_json, write_whole
 
 TABLES: dict[str, Callable[[list[dict[str, Any]]], str]] = {
@@ -42,7 +42,7 @@ TABLES: dict[str, Callable[[list[dict[str, Any]]], str]] = {
     "early": early,
 }
 OTHERS = ("bench", "reproduce")  # folders of records that are not evaluations
-KINDS = "|".join(("bench", "table1", "headline", *TABLES))
+KINDS = "|".join(("bench", "trust", "table1", "headline", *TABLES))
 BLOCK = re.compile(rf"(<!-- ({KINDS}): (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 VALUE = re.compile(r"(<!-- value: ([^<>]+?)(?: as (\S+))? -->)[^<>]*(<!-- end -->)")
 
@@ -74,6 +74,8 @@ def fill_block(kind: str, paths: list[Path]) -> str:
     """What stands in a block of a kind."""
     if kind == "bench":
         return fence("\n\n".join(speed(read_measurement(path)) for path in paths))
+    if kind == "trust":
+        return fence(trust(read_json(paths[0])))
     records = [read_record(path) for path in paths if path.parent.name not in OTHERS]
     if kind == "headline":  # a blank line, or Markdown takes it for the comment's
         return f"\n{headline(records)}\n"

@@ -101,14 +101,13 @@ def of_one_config(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [r for r in records if r["config_hash"] == most]
 
 
-def trust(records: list[dict[str, Any]]) -> str:
+def trust(record: dict[str, Any]) -> str:
     """What `make trust` tried, how much of it at least, and how much of it went wrong."""
     rows = [["what", "bad would be", "at least", "tried", "bad", "slowest", "most MB", "s"]]
-    for part in records[0]["parts"].values():
+    for part in record["parts"].values():
         slowest = f"{part['slowest_s']:.1f} s" if part["slowest_s"] else "-"
         most = f"{part['most_mb']:.0f}" if part["most_mb"] else "-"
         counts = [str(part[key]) for key in ("at_least", "tried", "bad")]
         words = [part["what"], part["bad_is"]]
         rows.append([*words, *counts, slowest, most, f"{part['wall_s']:.0f}"])
-    minutes = records[0]["wall_s"] / 60
-    return f"{columns(rows, 2)}\n{minutes:.1f} minutes on {records[0]['cores']} cores"
+    return f"{columns(rows, 2)}\n{record['wall_s'] / 60:.1f} minutes on {record['cores']} cores"
