@@ -170,8 +170,11 @@ def read_config(folder: Path) -> Any:
 
 
 def read_shipped(folder: Path) -> Any:
-    loading.PRETRAINED = folder
-    return [load("glyphs").state_dict(), to_dict(read_run_config(folder / "glyphs-1"))]
+    shelf, loading.PRETRAINED = loading.PRETRAINED, folder
+    try:
+        return [load("glyphs").state_dict(), to_dict(read_run_config(folder / "glyphs-1"))]
+    finally:
+        loading.PRETRAINED = shelf
 
 
 def read_set(name: str, folder: Path, **options: Any) -> Any:

@@ -3,6 +3,7 @@
 import os
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -173,6 +174,8 @@ def stub() -> None:
     loop = import_module("kanerva.training.loop")
     loop.train = lambda *_, **__: loop.Outcome("finished", 1, 1, None)
     import_module("kanerva.lab.harness").perform = refuse
+    with suppress(ImportError):  # its packages are an extra
+        import_module("kanerva.explore.server")._serve = refuse
     bench = import_module("kanerva.cli.bench")
     bench.MEASURES = dict.fromkeys(bench.MEASURES, refuse)
 
