@@ -20,6 +20,7 @@ from kanerva.data import cifar10, download, loading, omniglot
 from kanerva.data.array_files import damage_named, read_npy
 from kanerva.data.idx import read_idx
 from kanerva.data.images import load_images, split_of
+from kanerva.data.packing import Packing, packed
 from kanerva.data.picture_files import open_picture
 from kanerva.errors import UserError
 
@@ -223,6 +224,22 @@ def test_12_a_file_name_that_is_not_utf8_is_a_name(tmp_path: Path):
     assert split_of(name) in ("train", "validation", "test")
     found = loading.load("images", split_of(name), folder=tmp_path, size=(28, 28), channels=1)
     assert len(found) == 1
+
+
+def test_13_a_pipe_in_place_of_packed_images_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("KANERVA_CACHE", str(tmp_path))
+
+    def fill(packing: Packing) -> None:
+        packing.add(np.ones((2, 1, 4, 4), np.uint8))
+
+    packed("some", "key", 2, (1, 4, 4), fill)
+    (images,) = tmp_path.glob("built/some-*/images.npy")
+    images.unlink()
+    os.mkfifo(images)
+    assert packed("some", "key", 2, (1, 4, 4), fill).images.shape == (2, 1, 4, 4)
+    assert images.is_file()
 
 
 def test_13_a_pipe_named_like_a_picture_does_not_hang(tmp_path: Path):

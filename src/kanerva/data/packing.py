@@ -17,7 +17,7 @@ from kanerva.data.cache import cache_dir
 from kanerva.data.picture_files import Files, Read, check_size, read_files, skipped
 from kanerva.errors import UserError
 from kanerva.locks import alone
-from kanerva.plain_files import read_json, sync
+from kanerva.plain_files import open_regular, read_json, sync
 
 
 @dataclass(frozen=True)
@@ -150,6 +150,7 @@ def _kept(folder: Path, shape: tuple[int, int, int]) -> Packed | None:
     """A packed split that is whole, or None. Mapped privately: nobody writes to it by mistake."""
     try:
         about = read_json(folder / "about.json")
+        open_regular(folder / "images.npy").close()  # numpy would wait for a pipe
         images = np.load(folder / "images.npy", mmap_mode="c", allow_pickle=False)
         labels = read_npy(folder / "labels.npy").copy() if about["labels"] else None
         sound = images.dtype == np.uint8 and images.shape == (about["images"], *shape)
