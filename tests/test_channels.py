@@ -92,15 +92,18 @@ def test_values_of_a_noisy_cue_fall_into_the_bins_they_lie_in():
     assert seen.codes[0, 0, :2].tolist() == [0, 1]
 
 
-def test_channels_are_those_that_fit_what_is_told():
-    told, untold = possible_channels(None, True, True), possible_channels(None, False, True)
-    assert {c.hidden for c in told} == {0.0} and len({c.hidden for c in untold}) > 1
-    assert {c.gaussian for c in told} == {0.0} and len({c.salt_pepper for c in told}) > 1
-    assert possible_channels("none", True, True) == [Channel()]
-    assert all(c.gaussian > 0 for c in possible_channels("gaussian", True, False))
-    assert possible_channels(Channel(0.0, 0.5), False, True) == [Channel(0.0, 0.5)]
+def test_channels_are_those_that_fit_what_is_given():
+    given, open = possible_channels(None, True, "binary"), possible_channels(None, False, "binary")
+    assert {c.hidden for c in given} == {0.0} and len({c.hidden for c in open}) > 1
+    assert {c.gaussian for c in given} == {0.0} and len({c.salt_pepper for c in given}) > 1
+    assert possible_channels("none", True, "binary") == (Channel(),)
+    assert all(c.gaussian > 0 for c in possible_channels("gaussian", True, "plain"))
+    assert possible_channels(Channel(0.0, 0.5), False, "binary") == (Channel(0.0, 0.5),)
+    assert not any(c.folded for c in possible_channels(None, True, "folded"))
+    assert any(c.folded for c in possible_channels(None, True, "folded", residual=True))
+    assert not any(c.folded for c in possible_channels(None, True, "clipped", residual=True))
     with pytest.raises(UserError, match="noise is none"):
-        possible_channels("fog", True, True)  # pyright: ignore
+        possible_channels("fog", True, "binary")  # pyright: ignore
     with pytest.raises(UserError, match="shares lie on"):
         Channel(salt_pepper=1.2)
 
@@ -108,7 +111,7 @@ def test_channels_are_those_that_fit_what_is_told():
 def test_masks_are_blank_bands():
     cue = torch.zeros(1, 6, 6)
     cue[0, 1:3, 2] = 1  # rows 1 and 2, column 2
-    boxes = possible_boxes(cue)
+    boxes = possible_boxes(cue, torch.zeros(1))
     masks, chances = possible_masks(cue, None, boxes)
     assert float(chances.sum()) == pytest.approx(1)
     below = torch.arange(6)[:, None].expand(6, 6) <= 2
@@ -117,7 +120,8 @@ def test_masks_are_blank_bands():
     for expected in (torch.ones(6, 6, dtype=torch.bool), below, box):
         assert bool((masks == expected).all(dim=(1, 2)).any())
     assert torch.equal(possible_masks(cue, box, {})[0], box[None])
-    assert possible_boxes(torch.zeros(1, 6, 6)) == {(0, 6, 0, 6): 1.0}  # nothing says where
+    nothing = possible_boxes(torch.zeros(1, 6, 6), torch.zeros(1))
+    assert nothing == {(0, 6, 0, 6): 1.0}  # nothing says where
 
 
 def test_shifts_go_every_way_and_wrap_what_leaves():
@@ -134,7 +138,7 @@ def test_a_window_is_less_likely_than_a_band_and_that_than_everything():
     """Every place of a side is as likely: the more sides are free, the less likely each place."""
     cue = torch.zeros(1, 28, 28)
     cue[0, 10:15, 9:20] = 1
-    chances = possible_boxes(cue)
+    chances = possible_boxes(cue, torch.zeros(1))
     whole, band, window = (0, 28, 0, 28), (10, 28, 0, 28), (10, 15, 9, 20)
     assert chances[whole] > 20 * chances[band] > 1000 * chances[window] > 0
     assert sum(chances.values()) == pytest.approx(1) and list(chances)[-1] == window

@@ -59,6 +59,50 @@ def test_add_find_get_free(store: str, folder: Path, tmp_path: Path, capsys):
     assert main(["store", "verify", store]) == 0
 
 
+def test_files_that_cannot_be_read_are_skipped(store: str, folder: Path, tmp_path: Path, capsys):
+    broken = tmp_path / "broken.png"
+    broken.write_bytes(b"nothing")
+    good = str(folder / "glyph-03.png")
+    assert main(["store", "add", store, good, str(broken), "--json"]) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)["added"] == 1
+    assert "skipped 1 of 2 files" in said.err and "broken.png" in said.err
+    assert main(["store", "find", store, str(broken), good, "--json"]) == 0
+    (answer,) = json.loads(capsys.readouterr().out)
+    assert answer["cue"] == good and answer["hits"][0]["payload"] == good
+    assert main(["store", "find", store, str(broken)]) == 2
+    assert "1 of 1 files cannot be read" in capsys.readouterr().err
+
+
+def test_a_mistake_makes_no_store(folder: Path, tmp_path: Path, capsys):
+    Image.new("L", (40, 40)).save(tmp_path / "large.png")
+    (tmp_path / "broken.png").write_bytes(b"nothing")
+    new = tmp_path / "new.kanerva"
+    for file, says in (("large.png", "--resize"), ("broken.png", "cannot be read")):
+        words = ["store", "add", str(new), str(tmp_path / file), "--model", "glyphs"]
+        assert main(words) == 2
+        assert says in capsys.readouterr().err and not new.exists()
+
+
+def test_cues_are_made_black_and_white_as_what_was_added(tmp_path: Path, capsys):
+    """Greys would pass for Gaussian noise, which explains another image too."""
+    ink = Image.new("L", (28, 28))
+    ink.paste(255, (12, 4, 15, 24))
+    ink.save(tmp_path / "ink.png")
+    path = str(tmp_path / "one.kanerva")
+    assert main(["store", "add", path, str(tmp_path / "ink.png"), "--model", "glyphs"]) == 0
+    soft = ink.point(lambda level: 30 + level * 3 // 4)
+    soft.save(tmp_path / "soft.png")
+    capsys.readouterr()
+    found = {}
+    for noise in ([], ["--noise", "gaussian"]):
+        assert main(["store", "find", path, str(tmp_path / "soft.png"), "--json", *noise]) == 0
+        found[len(noise)] = json.loads(capsys.readouterr().out)[0]["hits"][0]["probability"]
+    assert main(["store", "find", path, str(tmp_path / "ink.png"), "--json"]) == 0
+    same = json.loads(capsys.readouterr().out)[0]["hits"][0]["probability"]
+    assert found[0] == same != found[2]
+
+
 def test_lists_and_globs(store: str, folder: Path, monkeypatch, capsys):
     monkeypatch.setattr("sys.stdin", io.StringIO(f"{folder}/glyph-00.png\n{folder}/glyph-01.png\n"))
     assert main(["store", "add", store, "-", "--json"]) == 0

@@ -170,5 +170,5 @@ def test_mistakes_are_named(digits: Kpp, glyphs: torch.Tensor):
 
 
 def test_a_memory_written_as_a_whole_cannot_be_searched(model: KppPaper):
-    with pytest.raises(UserError, match="none can be told apart"):
+    with pytest.raises(UserError, match="none can be picked out"):
         model.find(model.empty(), torch.zeros(1, 8, 8))

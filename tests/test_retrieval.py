@@ -77,6 +77,11 @@ def test_pictures_are_those_of_reading_again(model: Kpp, images: torch.Tensor):
 def test_an_empty_memory_recalls_nothing(model: Kpp, images: torch.Tensor):
     with pytest.raises(UserError, match="holds nothing"):
         model.recall(model.empty(), images)
+    with pytest.raises(UserError, match="holds nothing"):
+        model.recall(model.empty(), images, sample=True)
+    half = Memory.stack([model.write(images), model.empty()])
+    with pytest.raises(UserError, match="holds nothing"):
+        model.recall(half, images.repeat(2, 1, 1, 1, 1))
     found = model.find(model.empty(), images)
     assert isinstance(found, list) and [hits.none for hits in found] == [1.0] * len(images)
 
@@ -133,6 +138,29 @@ def test_cells_that_are_not_square_grow_too(draw: Draw):
     assert (memory.capacity, memory.grid.block) == (98, model.empty().grid.block)
 
 
+def test_a_memory_is_carried_over_to_more_cells(model: Kpp, images: torch.Tensor):
+    memory = model.write(images[:12]).free(3)
+    large = model.with_capacity(64)
+    assert model.with_capacity(memory.capacity) is model  # which reads what it wrote
+    grown = large.append(memory, images[12:])
+    assert grown.capacity == 64 and grown.handles == [*memory.handles, *range(12, len(images))]
+    torch.testing.assert_close(large.get(grown, memory.handles), model.get(memory))
+    hits = large.find(grown, images[14])
+    assert hits[0].id == 14 and hits[0].probability > 0.9
+    assert large.find(grown, images[3]).none > 0.9
+    again = large.with_capacity(100).append(grown.free(0), images[3:4])
+    assert again.handles[-1] == len(images)  # no handle is used twice
+    both = large.append(Memory.stack([memory, memory.free(5)]), images[12:14].repeat(2, 1, 1, 1, 1))
+    assert both[0].handles == [*memory.handles, 12, 13] and 5 not in both[1].handles
+    with pytest.raises(UserError, match=r"capacity=64\) reads it"):
+        model.get(grown)
+    other = model.resized(model.config)
+    with torch.no_grad():
+        next(other.parameters()).add_(1)
+    with pytest.raises(UserError, match="other weights"):
+        other.with_capacity(64).append(memory, images[12:])
+
+
 def test_a_memory_written_as_a_whole_has_no_capacity(tiny):
     with pytest.raises(UserError, match="no capacity"):
         KppPaper(tiny).with_capacity(8)
@@ -160,6 +188,18 @@ def test_batches_of_memories_grow_and_shrink(model: Kpp, images: torch.Tensor):
 # What a notebook and an editor show
 
 
+def test_terms_and_sets_print_in_a_line(model: Kpp, images: torch.Tensor):
+    terms = model.elbo(images)
+    assert repr(terms).startswith(f"ElboTerms(nll_nats {terms.loss.item():.2f}, log_likelihood ")
+    assert repr(terms).endswith("means of 16 images)")
+    assert repr(kanerva.data.load("glyphs", "test")).startswith("ImageSet(glyphs test: .images ")
+
+
+def test_a_memory_says_which_handles_it_holds(model: Kpp, images: torch.Tensor):
+    memory = model.write(images).free(3)
+    assert 2 in memory and 3 not in memory and 99 not in memory
+
+
 def test_a_model_and_a_memory_are_shown_in_short(model: Kpp, images: torch.Tensor):
     assert repr(model).startswith("Kpp(kpp: images 1 x 28 x 28, 0 or 1, as floats; memory 3x64x64;")
     assert len(repr(model)) < 150 and model.replays
@@ -175,6 +215,7 @@ def test_show_puts_images_into_rows(images: torch.Tensor):
     assert kanerva.show({"recalled": steps}).height > 2.5 * row.height
     assert kanerva.show(images[0], scale=1).width < row.width
     assert kanerva.show(images, columns=4).height > 2 * row.height
+    assert kanerva.show(list(images)).size == kanerva.show(images.numpy()).size == row.size
     for wrong in (images[0, 0], torch.zeros(2, 5, 8, 8), torch.zeros(0, 1, 8, 8)):
         with pytest.raises(UserError, match="show takes images"):
             kanerva.show({"wrong": wrong})
@@ -255,3 +296,45 @@ def test_the_command_says_what_is_not_held(images: torch.Tensor, tmp_path: Path,
         assert (128, 128, 128) in [colour for _, colour in sheet.getcolors(1 << 16)]
     assert main(["recall", "omniglot", files[0], "--memory", memory, *clean]) == 2
     assert "another model" in capsys.readouterr().err
+    assert main(["recall", "glyphs", files[2], "--memory", memory, *clean]) == 0
+    said = capsys.readouterr().out
+    assert "0 of 1 cues found, 1 not held" in said and "pixel error" not in said
+
+
+def test_a_file_asked_for_alone_is_the_image_that_was_written(tmp_path: Path, capsys):
+    """Greys are black and white by a threshold: by chance, files would depend on their company."""
+    from PIL import Image
+
+    from kanerva import data
+
+    files = []
+    for number, picture in enumerate(data.load("glyphs", "test").images[:4000:1000]):
+        soft = Image.fromarray(picture[0].numpy()).point(lambda level: level * 7 // 10)
+        soft.save(tmp_path / f"{number}.png")
+        files.append(str(tmp_path / f"{number}.png"))
+    memory, out = str(tmp_path / "memory.safetensors"), ["--out", str(tmp_path / "out.png")]
+    clean = ["--cue", "clean", "--device", "cpu", *out]
+    assert main(["recall", "glyphs", *files, "--save-memory", memory, *clean]) == 0
+    assert main(["recall", "glyphs", files[3], "--memory", memory, *clean]) == 0
+    assert "cue 0: handle 3 (probability 1.000)" in capsys.readouterr().out
+
+
+def test_commands_make_room_for_all_files(tmp_path: Path, capsys):
+    from PIL import Image
+
+    from kanerva import data
+
+    for number, picture in enumerate(data.load("glyphs", "test").images[:3200:80]):
+        (tmp_path / "glyphs").mkdir(exist_ok=True)
+        Image.fromarray(picture[0].numpy()).save(tmp_path / "glyphs" / f"{number}.png")
+    memory, out = str(tmp_path / "memory.safetensors"), ["--out", str(tmp_path / "out.png")]
+    clean = ["--cue", "clean", "--device", "cpu", *out]
+    assert (
+        main(["recall", "glyphs", str(tmp_path / "glyphs"), "--save-memory", memory, *clean]) == 0
+    )
+    assert "40 of 40 cues found" in capsys.readouterr().out
+    one = str(tmp_path / "glyphs" / "7.png")
+    assert main(["recall", "glyphs", one, "--memory", memory, *clean]) == 0
+    assert "1 of 1 cues found" in capsys.readouterr().out
+    assert main(["memory", "glyphs", str(tmp_path / "glyphs"), "--device", "cpu", *out]) == 0
+    assert "40 of 49 blocks held" in capsys.readouterr().out

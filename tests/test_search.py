@@ -6,11 +6,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import kanerva.data
 from kanerva.errors import UserError
-from kanerva.memory.channels import Channel, Picture
+from kanerva.memory.channels import Channel, Picture, corner_colour
 from kanerva.memory.evidence import Cue, Pictures, log_evidence, to_levels, to_logits
 from kanerva.memory.ranking import Candidates, Features
-from kanerva.memory.search import Held, Hits, search
+from kanerva.memory.search import Held, Hit, Hits, search
 
 SHAPE = (1, 8, 8)
 
@@ -195,6 +196,26 @@ def test_more_is_scored_where_what_is_left_out_could_matter():
     assert hits.probabilities == pytest.approx([1 / 500] * 3)
 
 
+def test_as_many_answers_come_as_were_asked_for():
+    pictures, whole = random_pictures(300), torch.ones(8, 8, dtype=torch.bool)
+    assert len(find(pictures, pictures.means[3].round(), observed=whole, k=40)) == 40
+
+
+def test_an_answer_is_as_sure_as_if_everything_had_been_scored():
+    """Few pixels seen and no mask given: most candidates are those of masks that do not fit, and
+    tell nothing of how much was left out."""
+    noise = torch.Generator().manual_seed(3)
+    images = kanerva.data.load("glyphs", "test").images[:800]
+    pictures = Pictures(to_levels(torch.where(images > 127, 3.0, -5.0)), binary=True)
+    gaps = []
+    for n in range(24):
+        seen = torch.rand(images.shape[1:], generator=noise) < 0.04
+        cue = pictures.means[n].round() * seen
+        exact = Cue.of(cue, None, None, 0, True).log_evidence(pictures).softmax(0).max()
+        gaps.append(find(pictures, cue, prior_none=0.0)[0].probability - float(exact))
+    assert max(map(abs, gaps)) < 0.1
+
+
 def test_eight_bit_pictures_are_found_by_squared_error():
     levels = torch.randint(0, 256, (300, 3, 8, 8), dtype=torch.uint8)
     pictures, observed = Pictures(levels, binary=False), torch.rand(8, 8) < 0.5
@@ -212,16 +233,101 @@ def test_eight_bit_pictures_are_found_by_squared_error():
 def test_an_eight_bit_score_is_the_sum_over_pixels():
     levels = torch.randint(0, 256, (10, 1, 8, 8), dtype=torch.uint8)
     pictures, whole = Pictures(levels, binary=False), torch.ones(8, 8, dtype=torch.bool)
-    cue = (pictures.means[3] + 0.1 * torch.randn(1, 8, 8)).clamp(0.01, 0.99)
+    cue = (pictures.means[3] + 0.1 * torch.randn(1, 8, 8)).clamp(0.01, 0.99)  # nothing was cut off
     normal = torch.distributions.Normal(pictures.means, 0.3)
     expected = (normal.log_prob(cue) - math.log(255)).sum(dim=(1, 2, 3))
     score = Cue.of(cue, whole, Channel(gaussian=0.3), 0, False).log_evidence(pictures)
     torch.testing.assert_close(score, expected, rtol=0.02, atol=1.0)
 
 
+def smooth_pictures(count: int) -> Pictures:
+    """Colours that change slowly, as in photographs."""
+    noise = torch.Generator().manual_seed(5)
+    coarse = torch.rand(count, 3, 4, 4, generator=noise)
+    levels = F.interpolate(coarse, size=(16, 16), mode="bilinear") * 253 + 1
+    return Pictures(levels.round().to(torch.uint8), binary=False)
+
+
+@pytest.mark.parametrize("std", [0.5, 1.0])
+def test_an_eight_bit_score_under_folded_noise_is_the_sum_over_pixels(std: float):
+    """|mean + noise|, clipped at 1; to within what shades and bins of residuals cost."""
+    pictures, whole = smooth_pictures(12), torch.ones(16, 16, dtype=torch.bool)
+    noise = torch.Generator().manual_seed(0)
+    cue = (pictures.means[4] + std * torch.randn(3, 16, 16, generator=noise)).abs().clamp(max=1)
+    mean, normal = pictures.means.double(), torch.distributions.Normal(0.0, std)
+    inside = sum(normal.log_prob(cue + sign * mean).exp() / 255 for sign in (-1, 1))
+    white = 1 - normal.cdf(1 - mean) + normal.cdf(-1 - mean)
+    expected = torch.where(cue == 1, white, inside).log().sum(dim=(1, 2, 3)).float()
+    channel = Channel(gaussian=std, folded=True)
+    score = Cue.of(cue, whole, channel, 0, False).log_evidence(pictures)
+    torch.testing.assert_close(score - score.max(), expected - expected.max(), rtol=0, atol=1.5)
+    assert int(score.argmax()) == 4
+
+
+def test_an_eight_bit_score_under_clipped_noise_is_the_sum_over_pixels():
+    pictures, whole = smooth_pictures(12), torch.ones(16, 16, dtype=torch.bool)
+    noise = torch.Generator().manual_seed(0)
+    cue = (pictures.means[4] + 0.5 * torch.randn(3, 16, 16, generator=noise)).clamp(0, 1)
+    mean, normal = pictures.means.double(), torch.distributions.Normal(0.0, 0.5)
+    inside = normal.log_prob(cue - mean).exp() / 255
+    p = torch.where(
+        cue == 1, normal.cdf(mean - 1), torch.where(cue == 0, normal.cdf(-mean), inside)
+    )
+    score = Cue.of(cue, whole, Channel(gaussian=0.5), 0, False).log_evidence(pictures)
+    expected = p.log().sum(dim=(1, 2, 3)).float()
+    torch.testing.assert_close(score, expected, rtol=0.003, atol=3.0)
+
+
+@pytest.mark.parametrize("damage", ["grey half", "colour around a window", "dropped", "folded"])
+def test_eight_bit_damage_need_not_be_given(damage: str):
+    pictures, right = smooth_pictures(300), 0
+    noise = torch.Generator().manual_seed(1)
+    for n in range(12):
+        cue = pictures.means[n].clone()
+        if damage == "grey half":
+            cue[:, 8:] = 0.5
+        elif damage == "colour around a window":
+            cue = torch.tensor([0.2, 0.4, 0.9])[:, None, None].expand(3, 16, 16).clone()
+            cue[:, 4:13, 4:13] = pictures.means[n, :, 4:13, 4:13]
+        elif damage == "dropped":
+            cue = cue * (torch.rand(16, 16, generator=noise) < 0.25)
+        else:
+            cue = (cue + 0.4 * torch.randn(cue.shape, generator=noise)).abs().clamp(max=1)
+        right += find(pictures, cue)[0].id == 100 + n
+    assert right >= 11
+
+
+def test_a_moved_eight_bit_cue_with_one_black_pixel_is_found():
+    """Some shifts move that pixel out of the frame."""
+    pictures = smooth_pictures(40)
+    cue = pictures.means[7].roll((1, 1), (1, 2))
+    cue[:, 0, 5] = 0
+    hits = find(pictures, cue, shifts=2)
+    assert hits[0].id == 107 and hits[0].shift == (1, 1)
+
+
+def test_a_corner_tells_what_hidden_pixels_show():
+    cue = torch.rand(3, 5, 6)
+    assert corner_colour(cue).tolist() == [0, 0, 0]  # all differ
+    cue[:, -1] = torch.tensor([0.1, 0.2, 0.3])[:, None]
+    torch.testing.assert_close(corner_colour(cue), torch.tensor([0.1, 0.2, 0.3]))
+
+
 def test_nothing_held_is_none():
     hits = find(Pictures(torch.zeros(0, *SHAPE, dtype=torch.uint8), True), torch.zeros(SHAPE))
     assert len(hits) == 0 and hits.none == 1.0
+
+
+def test_hits_print_short_and_say_when_there_are_none():
+    nothing = Hits([], 1.0)
+    assert repr(nothing) == "Hits(nothing held; none of these: 1.0000)"
+    assert nothing[:1] == []
+    with pytest.raises(IndexError, match="nothing is held"):
+        nothing[0]
+    with pytest.raises(UserError, match="nothing is held"):
+        _ = nothing.images
+    one = Hits([Hit(7, 0.75, (0, 0), "", lambda: torch.zeros(1, 2, 2))], 0.25)
+    assert repr(one) == "Hits(7: 0.7500; none of these: 0.2500)"
 
 
 def test_images_come_when_asked_for():
@@ -237,7 +343,7 @@ def test_an_eight_bit_picture_that_lost_detail_is_still_the_one():
     """What is held is known to within a residual; its own blurred copy is not another image."""
     noise = torch.Generator().manual_seed(0)
     images = torch.rand(60, 3, 4, 4, generator=noise).repeat_interleave(2, 2)
-    images = images.repeat_interleave(2, 3)
+    images = 0.2 + 0.6 * images.repeat_interleave(2, 3)  # all shades alike would be strong noise
     lossy = (images + 0.08 * torch.randn(images.shape, generator=noise)).clamp(0, 1)
     pictures = Pictures((lossy[:40] * 255).round().to(torch.uint8), binary=False)
     held = [find(pictures, image, log_none=-1e9) for image in images[:40]]

@@ -1,5 +1,6 @@
 """Store: what was added is found, what was freed is gone, and a killed writer loses nothing."""
 
+import contextlib
 import os
 import signal
 import sqlite3
@@ -15,9 +16,11 @@ import torch
 import kanerva
 from kanerva.errors import UserError
 from kanerva.files import read_tensors
-from kanerva.store import index
-from kanerva.store.codec import INT8, decode, encode
+from kanerva.models.kpp_bits import KppBits
+from kanerva.store import codec, database, index
+from kanerva.store.codec import BITS, INT8, decode, encode
 from kanerva.store.store import Store
+from test_bits import CONFIG, shaken
 
 
 @pytest.fixture(scope="module")
@@ -219,6 +222,120 @@ def test_other_weights_are_refused(tmp_path: Path, model, glyphs: torch.Tensor):
         Store(tmp_path / "no" / "a.kanerva", model=model)
     with pytest.raises(UserError, match="2 images came with 1 payloads"):
         Store(path, model=model).add(glyphs[:2], ["one"])
+
+
+# Blocks that are bits
+
+
+@pytest.fixture
+def bits() -> KppBits:
+    return shaken(pixel_code=0.2, prior=0.05)
+
+
+@pytest.fixture
+def noise() -> torch.Tensor:
+    return (torch.rand(70, 1, 10, 7) < 0.3).float()  # more than are decoded at once
+
+
+def test_a_store_of_bits_gives_back_the_very_pixels(
+    tmp_path: Path, bits: KppBits, noise: torch.Tensor
+):
+    store = Store(tmp_path / "a.kanerva", model=bits)
+    ids = store.add(noise, names(70))
+    assert ids == list(range(1, 71)) == list(store)
+    assert torch.equal(store.get(ids), noise)
+    (tmp_path / "a.kanerva-levels").unlink()  # all of it is in the rows
+    assert torch.equal(store.get(ids[::-1]), noise.flip(0))
+    cue, seen = half(noise[7])
+    hits = store.find(cue, observed=seen)
+    assert hits[0].id == 8 and hits[0].probability > 0.9
+    assert torch.equal(hits[0].image, noise[7])
+    assert store.find(1 - noise[7]).none > 0.9
+    rows = store._db.rows([8])
+    needle, receipt = rows[0][1], store.free(8)
+    assert receipt.found == 0 and not receipt.pending and receipt.bytes == len(needle) + 25
+    assert needle not in raw_bytes(store) and 8 not in store
+    assert store.verify().ids == [] and len(store) == 69
+
+
+def test_a_row_is_the_bytes_of_its_bits(tmp_path: Path, bits: KppBits, noise: torch.Tensor):
+    store = Store(tmp_path / "a.kanerva", model=bits)
+    rows = store._db.rows(store.add(noise[:9]))
+    claim = bits.write(noise[:9]).bits  # of the same blocks in a memory
+    extra = torch.tensor([8 * len(block) for _, block, _ in rows]) - claim
+    assert {codec for codec, _, _ in rows} == {BITS}
+    assert float(extra.max()) < 8.5 and float(extra.mean()) < 5
+
+
+def test_a_store_and_a_memory_of_bits_answer_alike(
+    tmp_path: Path, bits: KppBits, noise: torch.Tensor
+):
+    """Also where pixels are held back: a model's cap is that of what it adds."""
+    capped = bits.within(170)
+    store, memory = Store(tmp_path / "a.kanerva", model=capped), capped.write(noise[:9])
+    assert memory.detail is not None and 0 < memory.detail.stored.max() < 70
+    store.add(noise[:9])
+    (tmp_path / "a.kanerva-levels").unlink()
+    close = {"atol": 0.01, "rtol": 0}  # pictures of a store are bytes
+    torch.testing.assert_close(store.get(list(store)), capped.get(memory), **close)
+    cue, seen = half(noise[3])
+    one, other = store.find(cue, observed=seen), capped.find(memory, cue, observed=seen)
+    assert one[0].id - 1 == other[0].id == 3
+    assert one[0].probability == pytest.approx(other[0].probability, abs=0.01)
+    with Store(store.path, model=bits) as whole:  # the same weights
+        assert torch.equal(whole.get(whole.add(noise[9:12])), noise[9:12])
+        torch.testing.assert_close(whole.get(1), capped.get(memory)[:1], **close)
+
+
+def test_next_to_nothing_of_an_image_is_freed_too(
+    tmp_path: Path, bits: KppBits, noise: torch.Tensor
+):
+    """Its block is so short that its bytes stand in any file."""
+    store = Store(tmp_path / "a.kanerva", model=bits.within(0))
+    store.add(noise[:3])
+    assert len(store._db.rows([2])[0][1]) < 3
+    assert store.free(2).found == 0 and list(store) == [1, 3]
+
+
+def test_a_fresh_process_reads_the_very_pixels(tmp_path: Path, bits: KppBits, noise: torch.Tensor):
+    bits.save_pretrained(tmp_path / "model")
+    with Store(tmp_path / "a.kanerva", model=bits) as store:
+        store.add(noise[:5])
+    (tmp_path / "a.kanerva-levels").unlink()
+    torch.save(noise, tmp_path / "noise.pt")
+    script = """
+import sys, torch, kanerva
+store = kanerva.Store(sys.argv[1] + "/a.kanerva", model=sys.argv[1] + "/model")
+print(torch.equal(store.get(list(store)), torch.load(sys.argv[1] + "/noise.pt")[:5]))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "True"
+
+
+def test_bits_of_other_weights_and_forged_ones_are_refused(
+    tmp_path: Path, bits: KppBits, noise: torch.Tensor
+):
+    path = tmp_path / "a.kanerva"
+    with Store(path, model=bits) as store:
+        store.add(noise[:3])
+    with pytest.raises(UserError, match="other weights"):
+        Store(path, model=KppBits(CONFIG).eval())
+    forged = [(INT8, b"12345", "codec 0"), (BITS, bytes(10**6), "1000000 bytes"), (2, b"", "newer")]
+    for codec_id, block, says in forged:
+        with sqlite3.connect(path) as db:  # whoever writes a store can write digests
+            digest = database._digest(2, codec_id, block, b"")
+            question = "UPDATE items SET codec = ?, block = ?, digest = ? WHERE id = 2"
+            db.execute(question, (codec_id, block, digest))
+        db.close()
+        (tmp_path / "a.kanerva-levels").unlink(missing_ok=True)
+        with Store(path, model=bits) as store, pytest.raises(UserError, match=says):
+            store.verify()
+    reader = codec.BitsCodec(bits)
+    for size in range(0, 60, 3):  # nothing but a picture, or one line
+        with contextlib.suppress(UserError):
+            assert reader.read([(BITS, os.urandom(size))]).levels.shape == (1, 1, 10, 7)
 
 
 def add_and_free(store: Store, images: torch.Tensor, pipe: int) -> None:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from kanerva.memory.search import Hits
+    from kanerva.models.base import MemoryModel
+    from kanerva.shapes import Pixels
     from kanerva.store.store import Receipt, Store
 
 Action = Literal["add", "find", "get", "free", "info", "verify"]
@@ -47,32 +49,40 @@ def run(options: dict[str, Any], words: list[str]) -> int:
     """One action on one store."""
     require_at_least(options, 1, "k")
     require_at_least(options, 0, "shifts")
+    from kanerva.models.loading import load
     from kanerva.store.store import Store
 
     action, path = options["action"], Path(options["store"])
     if action != "add" and not path.is_file():
-        raise UserError(f"no store at {path}: make one with `kanerva store add {path} IMAGES`")
+        how = f"kanerva store add {path} IMAGES --model NAME"
+        raise UserError(f"no store at {path}: make one with `{how}`")
     if action == "add" and options["model"] is None and not path.is_file():
         raise UserError(f"no store at {path}: say which model writes it, --model NAME")
     if action == "add":  # looked for before a store is made
         options = options | {"words": [str(file) for file in list_files(options["words"])]}
         if gone := [name for name in options["words"] if not Path(name).exists()]:
             raise UserError(f"{shown(gone[0])}: no such file")
+        if not path.is_file():  # else a mistake would leave an empty one, of this model
+            first = [Path(name) for name in options["words"][:_BATCH]]
+            problems: dict[str, str] = {}
+            if not read(first, load(options["model"]), options, problems)[0]:
+                tell_skipped(path, first, problems)
     with Store(path, model=options["model"]) as store:
         return ACTIONS[action](store, options)
 
 
 def add(store: "Store", options: dict[str, Any]) -> int:
-    """Each image with its path as payload."""
-    from kanerva import data
+    """Each image with its path as payload; what cannot be read is skipped, and said."""
+    from kanerva.models.pixels import prepare
 
-    files, ids = list_files(options["words"]), []
+    files, ids = [Path(name) for name in options["words"]], []  # listed by `run`
+    problems: dict[str, str] = {}
     for start in range(0, len(files), _BATCH):
-        part = files[start : start + _BATCH]
-        pixels = data.load_images(part, store.model.config.image, resize=options["resize"])
-        binary = store.model.config.likelihood == "bernoulli"
-        images = data.to_float(data.binarize(pixels, "threshold" if binary else "none"), binary)
-        ids += store.add(images, [str(file) for file in part], progress=sys.stderr.isatty())
+        kept, pixels = read(files[start : start + _BATCH], store.model, options, problems)
+        if kept:
+            images, names = prepare(pixels, store.model), [str(file) for file in kept]
+            ids += store.add(images, names, progress=sys.stderr.isatty())
+    tell_skipped(store.path, files, problems)
     show({"added": len(ids), "ids": [ids[0], ids[-1]], "images": len(store)}, options)
     return 0
 
@@ -80,9 +90,14 @@ def add(store: "Store", options: dict[str, Any]) -> int:
 def find(store: "Store", options: dict[str, Any]) -> int:
     """Ranked ids, probabilities and payloads, for each cue."""
     from kanerva import data
+    from kanerva.models.pixels import prepare
 
-    files, image = list_files(options["words"]), store.model.config.image
-    cues = data.load_images(files, image, resize=options["resize"]).float() / 255
+    named, image, problems = list_files(options["words"]), store.model.config.image, {}
+    files, pixels = read(named, store.model, options, problems)
+    tell_skipped(store.path, named, problems)
+    # Black and white as what was added: greys are taken for Gaussian noise
+    grey = options["noise"] == "gaussian" or not store.model.pixels.binary
+    cues = pixels.float() / 255 if grey else prepare(pixels, store.model)
     seen = None
     if options["observed"]:
         masks = data.load_images([Path(options["observed"])], (1, *image[1:]), resize=False)
@@ -195,6 +210,24 @@ def show(values: dict[str, Any], options: dict[str, Any]) -> None:
         return
     for name, value in values.items():
         print(f"{name:<20}{printable(str(value))}")
+
+
+def read(
+    files: list[Path], model: "MemoryModel", options: dict[str, Any], problems: dict[str, str]
+) -> "tuple[list[Path], Pixels]":
+    """Files that can be read, and their pixels; the others are entered in `problems`."""
+    from kanerva import data
+
+    pixels = data.load_images(files, model.config.image, options["resize"], problems)
+    return [file for file in files if str(file) not in problems], pixels
+
+
+def tell_skipped(store: Path, files: list[Path], problems: dict[str, str]) -> None:
+    """Which files cannot be read; an error where none can."""
+    from kanerva.data.picture_files import skipped
+
+    if note := skipped(store, problems, len(files)):
+        print(f"kanerva: {printable(note)}", file=sys.stderr)
 
 
 def list_files(words: list[str]) -> list[Path]:

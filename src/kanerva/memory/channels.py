@@ -1,6 +1,6 @@
 """How a picture becomes a cue: pixels hidden, noise of unknown strength, a shift.
 
-A cue is a clean picture seen through a channel. Where its strength is not told it is integrated
+A cue is a clean picture seen through a channel. Where its strength is unknown it is integrated
 over a small grid, so that a posterior knows what it does not know. For binary pixels, p(1) = p:
 
     hidden h          a share of the pixels, or a whole band at an edge, shows 0
@@ -8,12 +8,14 @@ over a small grid, so that a posterior knows what it does not know. For binary p
     Gaussian s        p(x | clean) = N(clean, s), or what is left of it when it was clipped to
                       [0, 1], or folded there:  |x|, clipped at 1
 
-8-bit pixels are known to within a residual that the Gaussian's grid contains.
+8-bit pixels are known to within a residual that the Gaussian's grid contains; what is hidden of
+them may show any one colour.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import product
 from typing import Literal
 
@@ -33,6 +35,7 @@ Box = tuple[int, int, int, int]  # first row, row after the last, the same of co
 HIDDEN = (0.0, 0.15, 0.4, 0.6, 0.75, 0.85, 0.91, 0.945)
 SALT_PEPPER = (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 GAUSSIAN = (0.02, 0.04, 0.08, 0.14, 0.2, 0.3, 0.4, 0.55, 0.75, 1.0, 1.4, 2.0)
+LEAST_FOLDED = 0.3  # weaker noise folds little
 MOST_SHIFTS = 16  # pixels
 FINE = tuple(round(0.08 * 25 ** (n / 19), 4) for n in range(20))  # 0.08 .. 2, of binary pictures
 # A priori: nothing hidden; a band at one edge; all but a window. Each side's place is as likely as
@@ -45,9 +48,10 @@ _BINS = 64  # of the values of a cue that is not binary
 class Channel:
     """One way to damage a picture, of known strength."""
 
-    hidden: float = 0.0  # share of pixels that show 0, not told which
+    hidden: float = 0.0  # share of pixels that show 0, nobody knows which
     salt_pepper: float = 0.0  # share of pixels that are 0 or 1 by chance
     gaussian: float = 0.0  # standard deviation
+    folded: bool = False  # |x| of noisy pixels, of 8-bit pictures; of binary ones the cue tells
 
     def __post_init__(self) -> None:
         if not (0 <= self.hidden < 1 and 0 <= self.salt_pepper <= 1 and self.gaussian >= 0):
@@ -59,30 +63,44 @@ class Channel:
         noisy; most cues have no noise."""
         noisy = self.salt_pepper > 0 or self.gaussian > 0
         hidden = 1.0 if self.hidden == 0 else 0.002 if noisy else 0.01
-        return hidden * (20.0 if self.salt_pepper == 0 else 1.0)
+        folded = 0.01 if self.folded else 1.0
+        return hidden * folded * (20.0 if self.salt_pepper == 0 else 1.0)
 
 
+Kind = Literal["binary", "plain", "clipped", "folded"]  # of values
 Noise = str | Channel | None  # none, salt_pepper or gaussian, of any strength; None: not known
 
 
 def possible_channels(
-    noise: Noise, told: bool, binary: bool, residual: bool = False
-) -> list[Channel]:
-    """The channels a cue may have come through. `told`: hidden pixels are known; `binary`: every
-    visible pixel of the cue is 0 or 1; `residual`: pictures are known to within one."""
+    noise: Noise, mask_given: bool, kind: Kind, residual: bool = False
+) -> tuple[Channel, ...]:
+    """The channels a cue may have come through. `mask_given`: hidden pixels are known; `kind`: of
+    the values seen; `residual`: pictures are known to within one."""
     if isinstance(noise, Channel):
-        return [noise]
+        return (noise,)
     if noise not in (None, "none", "salt_pepper", "gaussian"):
         raise UserError(
             f"noise is none, salt_pepper, gaussian, a Channel, or None if it is not known; "
             f"got {noise!r}"
         )
+    return _channels(noise, mask_given, kind, residual)
+
+
+@lru_cache(maxsize=64)  # a hundred objects, the same for every cue
+def _channels(
+    noise: str | None, mask_given: bool, kind: Kind, residual: bool
+) -> tuple[Channel, ...]:
+    binary = kind == "binary"
     salted, spread = noise in (None, "salt_pepper"), noise in (None, "gaussian")
-    hidden = HIDDEN[:1] if told else HIDDEN if binary or residual else HIDDEN[::2]
+    hidden = HIDDEN[:1] if mask_given else HIDDEN if binary or residual else HIDDEN[::2]
     salt = SALT_PEPPER[:: 3 if residual else 1] if salted and (binary or residual) else (0.0,)
     if residual:
-        return [Channel(*s) for s in product(hidden, salt, GAUSSIAN if spread else GAUSSIAN[:3])]
-    return [Channel(*s) for s in product(hidden, salt, FINE if spread and not binary else (0.0,))]
+        spreads = GAUSSIAN if spread else GAUSSIAN[:3]
+    else:
+        spreads = FINE if spread and not binary else (0.0,)
+    plain = [Channel(*strengths) for strengths in product(hidden, salt, spreads)]
+    folded = [Channel(gaussian=s, folded=True) for s in GAUSSIAN if s >= LEAST_FOLDED]
+    return tuple(plain + folded if residual and spread and kind == "folded" else plain)
 
 
 def _shares(
@@ -103,7 +121,7 @@ class Seen:
 
     codes: Int[Tensor, "C H W"]
     values: Float[Tensor, " values"]
-    kind: Literal["binary", "plain", "clipped", "folded"]
+    kind: Kind
 
     @classmethod
     def of(cls, cue: Picture, visible: Mask) -> "Seen":
@@ -169,11 +187,11 @@ class Seen:
         return (ratio / ratio.abs().max().clamp(min=1e-6))[self.codes]
 
 
-def possible_boxes(cue: Picture) -> dict[Box, float]:
+def possible_boxes(cue: Picture, blank: Float[Tensor, " C"]) -> dict[Box, float]:
     """What may have been visible where it is not given, and how likely a priori: everything, or
     all but the blank band at one edge, or what lies within all four of them; that comes last."""
     height, width = cue.shape[1:]
-    ink = (cue != 0).any(dim=0)
+    ink = (cue != blank[:, None, None]).any(dim=0)
     rows, columns = (ink.any(dim=axis).nonzero()[:, 0].tolist() for axis in (1, 0))
     whole = (0, height, 0, width)
     if not rows:
@@ -187,6 +205,14 @@ def possible_boxes(cue: Picture) -> dict[Box, float]:
     for box, chance in zip([whole, *bands, (top, bottom, left, right)], priors, strict=True):
         chances[box] = chances.get(box, 0.0) + chance / sum(priors)
     return chances
+
+
+def corner_colour(cue: Picture) -> Float[Tensor, " C"]:
+    """What hidden pixels show: the colour that most corners have, or black if all differ."""
+    corners = cue[:, [0, 0, -1, -1], [0, -1, 0, -1]].T
+    alike = (corners[:, None] == corners).all(dim=2).sum(dim=1)
+    best = int(alike.argmax())
+    return corners[best] if int(alike[best]) > 1 else torch.zeros_like(corners[0])
 
 
 def possible_masks(

@@ -21,6 +21,7 @@ from kanerva.memory.channels import (
     Noise,
     Picture,
     Seen,
+    corner_colour,
     possible_boxes,
     possible_channels,
     possible_masks,
@@ -29,13 +30,15 @@ from kanerva.memory.channels import (
 )
 
 Levels = UInt8[Tensor, "N C H W"]
-_STEEP, _HALF = 3.4657, 127  # asinh(16): logits reach 32, and are finest near 0
+_STEEP, _HALF = 3.4657, 127  # asinh(16): logits farthest 32, and are finest near 0
 _BORDER = 0.01  # of ink beyond the frame
 _CHUNK = 512  # pictures compared at once: a histogram of each is held
 # What a blank pixel counts against ink where pixels may be hidden one by one, few or most. ours
 FAINT = (-0.25, -0.04)
+FOLDED = (0.5, 1.0)  # strengths of folded noise that 8-bit pictures are ranked for. ours
 _UNHELD = 0.14  # least distance of an 8-bit image from those held, root mean square. ours
 _RESIDUALS = 64  # bins of |cue - mean|, for 8-bit pictures
+_SHADES = 8  # of a cue between black and white, where noise was folded
 
 
 def to_levels(logits: Float[Tensor, "*n"]) -> UInt8[Tensor, "*n"]:
@@ -126,7 +129,7 @@ class Cue:
     masks: Bool[Tensor, "masks H W"]
     chances: Float[Tensor, " masks"]  # a priori
     boxes: list[Box]  # the same masks, where they are not given
-    channels: list[Channel]
+    channels: tuple[Channel, ...]
     shifts: list[tuple[int, int]]
     binary: bool  # the pictures it is compared with
 
@@ -134,11 +137,11 @@ class Cue:
     def of(
         cls, picture: Picture, observed: Mask | None, noise: Noise, shifts: int, binary: bool
     ) -> "Cue":
-        boxes = {} if observed is not None else possible_boxes(picture)
+        blank = picture.new_zeros(len(picture)) if binary else corner_colour(picture)
+        boxes = {} if observed is not None else possible_boxes(picture, blank)
         masks, chances = possible_masks(picture, observed, boxes)
         seen = Seen.of(picture, masks.any(dim=0))
-        two = seen.kind == "binary"
-        channels = possible_channels(noise, observed is not None, two, residual=not binary)
+        channels = possible_channels(noise, observed is not None, seen.kind, residual=not binary)
         moves = possible_shifts(shifts)
         return cls(picture, seen, masks, chances, list(boxes), channels, moves, binary)
 
@@ -147,6 +150,12 @@ class Cue:
         """Its queries differ by sums of pictures over bands alone."""
         two = self.binary and self.seen.kind == "binary"
         return two and bool(self.boxes) and any(channel.hidden for channel in self.channels)
+
+    @cached_property
+    def has_gaps(self) -> bool:
+        """Whether black pixels of an 8-bit cue may be hidden ones, here and there."""
+        black = (self.picture == 0).all(dim=0).any()
+        return bool(black) and any(channel.hidden for channel in self.channels)
 
     def queries(self) -> Float[Tensor, "groups shifts features"]:
         """Vectors whose inner product with `Pictures.features` ranks: one group for each mask,
@@ -158,8 +167,15 @@ class Cue:
         masks = self.masks.roll(shift, (1, 2)) & inside
         if not self.binary:
             x = self.picture.roll(shift, (1, 2))
+            if self.has_gaps:
+                masks = torch.cat([masks, ((x != 0).any(dim=0) & inside)[None]])
             seen = masks[:, None].expand(-1, len(x), -1, -1).float()
-            return torch.cat([(2 * x * seen).flatten(1), -seen.flatten(1)], dim=1)
+            groups = [torch.cat([(2 * x * seen).flatten(1), -seen.flatten(1)], dim=1)]
+            if self.folded:
+                for s in FOLDED:
+                    each = _parabolas(s).to(x.device)[(64 * x).round().long().clamp(0, 64)]
+                    groups.append((each * seen[0, ..., None]).movedim(-1, 0).reshape(1, -1))
+            return torch.cat(groups)
         strengths = [1.0] if self.seen.kind in ("binary", "plain") else [0.3, 1.0]
         ratios = [self.seen.log_ratios(Channel(gaussian=s)).roll(shift, (1, 2)) for s in strengths]
         groups = [(ratio * mask).flatten() for ratio in ratios for mask in masks]
@@ -174,7 +190,7 @@ class Cue:
         if self.binary:
             return self
         least = [replace(c, gaussian=max(c.gaussian, _UNHELD)) for c in self.channels]
-        return replace(self, channels=list(dict.fromkeys(least)))
+        return replace(self, channels=tuple(dict.fromkeys(least)))
 
     def log_evidence(
         self, pictures: Pictures, shifts: Int[Tensor, " K"] | None = None
@@ -189,7 +205,7 @@ class Cue:
         return 0 if self.seen.kind == "binary" else 2
 
     @cached_property
-    def reach(self) -> float:
+    def farthest(self) -> float:
         """The largest residual there may be."""
         return max(1.0, float(self.picture.max()), 1.0 - float(self.picture.min()))
 
@@ -204,20 +220,60 @@ class Cue:
         device = self.picture.device
         if self.binary:
             if self.seen.kind == "binary":
-                return _binary_table(tuple(self.channels)).to(device)
+                return _binary_table(self.channels).to(device)
             step = 1 << self.coarse
             levels = torch.arange(0, 256, step, device=device) + (step - 1) / 2
             return self.seen.log_table(self.channels, to_logits(levels)).flatten(1).T
-        away = (torch.arange(_RESIDUALS, device=device) / (_RESIDUALS - 1)) ** 2 * self.reach
-        tables = []
-        for channel in self.channels:
-            s = channel.gaussian or 0.02
-            near = torch.exp(-0.5 * (away / s) ** 2) / (255 * s * math.sqrt(2 * math.pi))
-            keep = (1 - channel.hidden) * (1 - channel.salt_pepper)
-            salt = (1 - channel.hidden) * channel.salt_pepper / 2
-            extra = near.new_tensor([channel.hidden + salt, salt, 0.0])[:, None]
-            tables.append((keep * near + extra).clamp(min=1e-30).log())
-        return torch.stack(tables).flatten(1).T
+        return self._residual_table(device)
+
+    @cached_property
+    def folded(self) -> bool:
+        """Whether its noise may have been folded, and its pictures are 8-bit."""
+        return not self.binary and any(channel.folded for channel in self.channels)
+
+    @property
+    def _shades(self) -> int:
+        """Classes of pixels between black and white, each for means below and above it."""
+        return 2 * _SHADES if self.folded else 1
+
+    def _residual_table(self, device: torch.device) -> Float[Tensor, "pairs channels"]:
+        """For 8-bit pictures: the cue black, white or of a shade, times how far it is away."""
+        away = (torch.arange(_RESIDUALS, device=device) / (_RESIDUALS - 1)) ** 2 * self.farthest
+        shade = torch.arange(self._shades, device=device)
+        x = (shade[:, None] // 2 + 0.5) / _SHADES
+        mean = torch.where(shade[:, None] % 2 == 1, x - away, x + away)
+        chances = [(c.hidden, c.salt_pepper, c.gaussian or 0.02) for c in self.channels]
+        hidden, salt, s = away.new_tensor(chances).T[:, :, None, None]
+        near = _normal(away / s, s).expand(-1, len(x), -1)  # (channels, shades, residuals)
+        beyond = torch.special.ndtr(-away / s)  # what lay there became black or white
+        clipped = self.seen.kind in ("binary", "clipped")
+        black, white = near[:, :1], near[:, :1]
+        if self.folded:
+            folded = torch.tensor([c.folded for c in self.channels], device=device)[:, None, None]
+            near = near + folded * _normal((x + mean) / s, s)
+            both_ends = beyond + torch.special.ndtr((away - 2) / s)  # beyond 1, and beyond -1
+            white = torch.where(folded, both_ends, white)
+        elif clipped:
+            black = white = beyond
+        keep, salt = (1 - hidden) * (1 - salt), (1 - hidden) * salt / 2
+        rows = [keep * black + hidden + salt, keep * white + salt, keep * near]
+        return torch.cat(rows, dim=1).clamp(min=1e-30).log().flatten(1).T.contiguous()
+
+
+def _normal(z: Tensor, s: Tensor) -> Tensor:
+    """The share of one of 255 levels."""
+    return torch.exp(-0.5 * z.square()) / (255 * s * math.sqrt(2 * math.pi))
+
+
+@lru_cache(maxsize=4)
+def _parabolas(s: float) -> Float[Tensor, "shades 2"]:
+    """Of ln p(shade | mean) under folded noise, by least squares over means: its slope and its
+    bend, which inner products with means and their squares rank by."""
+    shades, mean = torch.linspace(0, 1, 65), torch.linspace(0, 1, 33)
+    seen = Seen(torch.zeros(1, 1, 1, dtype=torch.long), shades, "folded")
+    log_p = seen.log_densities(Channel(gaussian=s), mean)
+    powers = torch.stack([torch.ones_like(mean), mean, mean.square()], dim=1)
+    return torch.linalg.lstsq(powers, log_p.T).solution[1:].T
 
 
 @lru_cache(maxsize=16)
@@ -309,6 +365,9 @@ class _Batch:
                 border = int(to_levels(torch.tensor(_BORDER).logit())) >> like.coarse
                 levels = torch.where(outside[:, None], border, levels)
             return x * (256 >> like.coarse) + levels
-        edge = torch.where(x == 0, 0, torch.where(x == 1, 1, 2))
-        away = ((x - levels / 255).abs() / like.reach).clamp(max=1).sqrt()
-        return (edge * _RESIDUALS + (away * (_RESIDUALS - 1)).round()).int()
+        away, shade = x - levels / 255, torch.full_like(levels, 2)
+        if like.folded:
+            shade += 2 * (_SHADES * x).int().clamp(0, _SHADES - 1) + (away >= 0)
+        shade = torch.where(x == 0, 0, torch.where(x == 1, 1, shade))
+        away = (away.abs() / like.farthest).clamp(max=1).sqrt()
+        return (shade * _RESIDUALS + (away * (_RESIDUALS - 1)).round()).int()

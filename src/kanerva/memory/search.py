@@ -16,7 +16,9 @@ product, ln p(visible x | block) = [x m, m] . [logit p, ln(1 - p)].
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -28,7 +30,7 @@ from kanerva.memory.ranking import Candidates
 
 _PRODUCTS, _CUES = 16_000_000, 64  # inner products held at once; cues
 _BLURRED = 4096  # pictures blurred at once
-CANDIDATES = 24, 12  # scored exactly: of one mask, or each of several; more where that
+CANDIDATES = 8, 4  # scored exactly: of one mask, or each of several; more where that
 _NEGLIGIBLE, _MOST = 0.01, 3072  # leaves out more than so much, up to so many
 _DOUBT = (-14.0, 7.0)  # ln odds of none by the kernels alone, between which a model is asked. ours
 
@@ -52,15 +54,21 @@ class Hit:
 @dataclass(frozen=True)
 class Hits(Sequence[Hit]):
     """What a cue may show, likeliest first, and the probability that it is none of what is held.
-    `left_out` says how much more what was not scored would have, were each as likely as the median
-    of what was."""
+    `left_out` says how much more what was not scored would have, were each as likely as a middling
+    one of those that one mask ranked highest."""
 
     hits: list[Hit]
     none: float
     left_out: float = 0.0
 
     def __getitem__(self, index):  # pyright: ignore[reportIncompatibleMethodOverride]
+        if not self.hits and isinstance(index, int):
+            raise IndexError("there are no hits: nothing is held")
         return self.hits[index]
+
+    def __repr__(self) -> str:
+        found = ", ".join(f"{hit.id}: {hit.probability:.4f}" for hit in self.hits)
+        return f"Hits({found or 'nothing held'}; none of these: {self.none:.4f})"
 
     def __len__(self) -> int:
         return len(self.hits)
@@ -78,6 +86,8 @@ class Hits(Sequence[Hit]):
 
     @property
     def images(self) -> Float[Tensor, "k C H W"]:
+        if not self.hits:
+            raise UserError("there are no hits: nothing is held")
         return torch.stack([hit.image for hit in self.hits])
 
 
@@ -101,19 +111,21 @@ class Held:
 
 @dataclass(frozen=True)
 class _Scored:
-    """A cue's candidates: ln p(cue | each); that of a kernel density; and the best picture."""
+    """A cue's candidates: ln p(cue | each), and that of a kernel density. In numpy: there are a
+    few dozen, of which a call of torch's costs more than what it computes."""
 
-    candidates: Candidates
-    each: Float[Tensor, " K"]
+    rows: np.ndarray
+    shifts: np.ndarray
+    each: np.ndarray
     kin: float
-    guess: Picture
-    left_out: float  # what was not scored, were each as likely as the median of what was
+    left_out: float  # share of what was not scored, estimated
+    guess: Callable[[], Picture]  # the best picture
 
     def log_joint(self, prior_none: float) -> tuple[float, float]:
         """ln p(cue, held) and, by the kernels alone, ln p(cue, none)."""
         held = math.log(1 - prior_none) if prior_none < 1 else -math.inf
         none = math.log(prior_none / 2) if prior_none else -math.inf
-        return float(self.each.logsumexp(0)) + held, self.kin + none
+        return np.logaddexp.reduce(self.each) + held, self.kin + none
 
     def posterior(
         self, modelled: float, k: int, prior_none: float
@@ -121,19 +133,17 @@ class _Scored:
         """The likeliest rows, each with its probability and shift; and that of none. `modelled` is
         the model's share of ln p(cue, none)."""
         held, near = self.log_joint(prior_none)
-        none = max(near, modelled)
-        if none > -math.inf:
-            none += math.log1p(math.exp(min(near, modelled) - none))
-        log_held = self.each + (held - float(self.each.logsumexp(0)))
-        total = float(torch.logaddexp(log_held.logsumexp(0), log_held.new_tensor(none)))
-        rows, place = self.candidates.rows.unique(return_inverse=True)
-        chance = log_held.new_zeros(len(rows)).index_add(0, place, (log_held - total).exp())
-        best = chance.topk(min(k, len(rows)))
+        none = np.logaddexp(near, modelled)
+        log_held = self.each + (held - np.logaddexp.reduce(self.each))
+        total = np.logaddexp(np.logaddexp.reduce(log_held), none)
+        rows, place = np.unique(self.rows, return_inverse=True)
+        chance = np.zeros(len(rows))
+        np.add.at(chance, place, np.exp(log_held - total))
         found = []
-        for probability, row in zip(best.values.tolist(), best.indices.tolist(), strict=True):
-            likeliest = int(self.each.masked_fill(place != row, -torch.inf).argmax())
-            found.append((int(rows[row]), probability, int(self.candidates.shifts[likeliest])))
-        return found, math.exp(none - total)
+        for row in np.argsort(-chance, kind="stable")[:k]:
+            likeliest = np.where(place == row, self.each, -np.inf).argmax()
+            found.append((int(rows[row]), float(chance[row]), int(self.shifts[likeliest])))
+        return found, float(np.exp(none - total))
 
 
 def search(cues: Sequence[Cue], held: Held, *, k: int = 5, prior_none: float = 0.5) -> list[Hits]:
@@ -150,19 +160,22 @@ def search(cues: Sequence[Cue], held: Held, *, k: int = 5, prior_none: float = 0
 
 
 def _search(cues: Sequence[Cue], held: Held, k: int, prior_none: float) -> list[Hits]:
-    first = CANDIDATES[any(len(cue.masks) > 1 for cue in cues)]
-    found = _score(cues, held, first, prior_none > 0)
-    for n, cue in enumerate(cues):
-        count = first
-        while found[n].left_out >= _NEGLIGIBLE and count < _MOST:
-            count = min(8 * count, _MOST)
-            (found[n],) = _score([cue], held, count, prior_none > 0)
+    count = min(max(k, CANDIDATES[any(len(cue.masks) > 1 for cue in cues)]), _MOST)
+    found = _score(cues, held, count, prior_none > 0)
+    while count < _MOST:
+        again = [n for n, one in enumerate(found) if one.left_out >= _NEGLIGIBLE]
+        if not again:
+            break
+        count = min(4 * count, _MOST)
+        better = _score([cues[n] for n in again], held, count, prior_none > 0)
+        for n, one in zip(again, better, strict=True):
+            found[n] = one
     modelled = [-math.inf] * len(cues)
     if prior_none:
         joint = [one.log_joint(prior_none) for one in found]
         doubtful = [n for n, (a, b) in enumerate(joint) if _DOUBT[0] < b - a < _DOUBT[1]]
         if doubtful:
-            guesses = torch.stack([found[n].guess for n in doubtful])
+            guesses = torch.stack([found[n].guess() for n in doubtful])
             answers = held.log_none([cues[n] for n in doubtful], guesses)
             for n, answer in zip(doubtful, answers, strict=True):
                 modelled[n] = answer + math.log(prior_none / 2)
@@ -183,29 +196,40 @@ def _score(cues: Sequence[Cue], held: Held, count: int, kernels: bool) -> list[_
     """The best `count` candidates for each mask of each cue."""
     candidates = held.rank(cues, count)
     sizes = [len(one.rows) for one in candidates]
-    pictures = held.fetch(torch.cat([one.rows for one in candidates]))
+    rows = torch.cat([one.rows for one in candidates])
+    shifts = torch.cat([one.shifts for one in candidates])
+    pictures = held.fetch(rows)
+    device = pictures.levels.device
     owner = torch.repeat_interleave(
-        torch.arange(len(cues), device=pictures.levels.device),
-        torch.tensor(sizes, device=pictures.levels.device),
+        torch.arange(len(cues), device=device), torch.tensor(sizes, device=device)
     )
-    moved = len(cues[0].shifts) > 1
-    shifts = torch.cat([one.shifts for one in candidates]) if moved else None
-    score = log_evidence(cues, pictures, owner, shifts)
+    moves = shifts if len(cues[0].shifts) > 1 else None
+    score = log_evidence(cues, pictures, owner, moves)
     kin = score.new_full(score.shape, -torch.inf)
     if kernels:  # in parts: blurred pictures are floats
         loose = [cue.loose for cue in cues]
-        for part in torch.arange(len(owner), device=owner.device).split(_BLURRED):
+        for part in torch.arange(len(owner), device=device).split(_BLURRED):
             soft, mine = pictures[part].blurred(owner[part]), owner[part]
-            kin[part] = log_evidence(loose, soft, mine, None if shifts is None else shifts[part])
-    found, pairs = [], held.count * len(cues[0].shifts)
-    parts = zip(candidates, score.split(sizes), kin.split(sizes), strict=True)
-    start = 0
-    for one, each, near in parts:
-        total, best = float(each.logsumexp(0)), int(each.argmax())
-        left_out = math.exp(float(each.median()) - total) * (pairs - len(each))
-        guess = pictures[owner.new_tensor([start + best])].means[0]
+            kin[part] = log_evidence(loose, soft, mine, None if moves is None else moves[part])
+    pairs = held.count * len(cues[0].shifts)
+    ends = np.cumsum(sizes)
+    parts = [
+        np.split(part.cpu().numpy(), ends[:-1])
+        for part in (rows, shifts, score.double(), kin.double())
+    ]
+    found = []
+    for mine, moved, each, near, end in zip(*parts, ends, strict=True):
+        # each of several masks has ranked `count`; most of those of wrong masks fit badly, and say
+        # nothing of what the right one left out
+        usual = np.sort(each)[-min(len(each), 1 + count // 2)]
+        left_out = math.exp(usual - np.logaddexp.reduce(each)) * (pairs - len(each))
+        best = int(end) - len(each) + int(each.argmax())
+        guess = partial(_mean_picture, pictures, best)
         log_pairs = math.log(pairs)
-        kin_total = float(near.logsumexp(0)) - log_pairs
-        found.append(_Scored(one, each.double() - log_pairs, kin_total, guess, left_out))
-        start += len(each)
+        kin_total = np.logaddexp.reduce(near) - log_pairs
+        found.append(_Scored(mine, moved, each - log_pairs, kin_total, left_out, guess))
     return found
+
+
+def _mean_picture(pictures: Pictures, row: int) -> Picture:
+    return pictures[torch.tensor([row], device=pictures.levels.device)].means[0]

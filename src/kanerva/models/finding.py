@@ -19,11 +19,12 @@ from torch import Tensor
 
 from kanerva.errors import UserError
 from kanerva.memory.channels import Noise
+from kanerva.memory.detail import Detail
 from kanerva.memory.evidence import Cue, Pictures, log_evidence, to_levels
 from kanerva.memory.heap import Memory
 from kanerva.memory.ranking import Candidates, Features
 from kanerva.memory.search import Held, Hits, Named, search
-from kanerva.models.content import decode_held, keep
+from kanerva.models.content import decode_held, keep, put_stored
 from kanerva.seeding import stream
 from kanerva.shapes import Blocks, DecoderOutput
 
@@ -85,6 +86,7 @@ def as_cues(
     cues = cue.to(model.device).float() / (255 if bytes_of_grey else 1)
     if not cues.isfinite().all():
         raise UserError("a cue's pixels are finite numbers: hide what is missing with observed")
+    model.pixels.check_cue(cues)
     cues = cues.view(-1, *image)
     masks: list[Tensor] | list[None] = [None] * len(cues)
     if observed is not None:
@@ -105,9 +107,11 @@ def as_pictures(model: "Kpp", output: DecoderOutput) -> Pictures:
     return Pictures((model.likelihood.mean(output)[0] * 255).round().to(torch.uint8), binary=False)
 
 
-def decode_blocks(model: "Kpp", blocks: Blocks) -> Pictures:
-    """Blocks of one episode as pictures, at the z that each predicts."""
-    return as_pictures(model, model.decoder(model.readout(blocks, sample=False).readout))
+def decode_blocks(model: "Kpp", blocks: Blocks, detail: Detail | None = None) -> Pictures:
+    """Blocks of one episode as pictures, at the z that each predicts; pixels that their detail
+    stores as they are."""
+    output = model.decoder(model.readout(blocks, sample=False).readout)
+    return as_pictures(model, output if detail is None else put_stored(output, detail))
 
 
 @torch.no_grad()

@@ -1,7 +1,12 @@
-"""Blocks as bytes: codec 0 is int8 numbers after their scale, a float32."""
+"""Blocks as bytes: each can be read without the others. A model writes with one codec:
+
+0   where blocks are floats: int8 numbers after their scale, a float32
+1   where blocks are bits: gist and detail, as a stream of their own (`memory/codec.py`)
+"""
 
 import math
 from collections.abc import Sequence
+from typing import cast
 
 import numpy as np
 import torch
@@ -9,9 +14,77 @@ from jaxtyping import Float
 from torch import Tensor
 
 from kanerva.errors import UserError
+from kanerva.memory.evidence import Pictures
 from kanerva.memory.quantise import pack
+from kanerva.models.finding import decode_blocks
+from kanerva.models.kpp import Kpp
+from kanerva.models.kpp_bits import KppBits
+from kanerva.plain_files import reason
 
-INT8 = 0
+INT8, BITS = 0, 1
+Images = Float[Tensor, "T C H W"]
+Coded = tuple[int, bytes]  # codec and block
+
+
+class Int8Codec:
+    """Rounded numbers."""
+
+    id = INT8
+
+    def __init__(self, model: Kpp) -> None:
+        self.model = model
+
+    def write(self, images: Images) -> tuple[list[bytes], Pictures]:
+        """Blocks of images, and the pictures that will be read from them."""
+        episode = images[None]
+        blocks = self.model.blocks(episode, self.model.encoder(episode))[0]
+        coded = [encode(block) for block in blocks]
+        return coded, self.read([(INT8, block) for block in coded])
+
+    def read(self, rows: Sequence[Coded]) -> Pictures:
+        """Pictures of blocks. They may come from anywhere: what cannot be read is refused."""
+        blocks = [decode(*row, self.model.writer.shape) for row in rows]
+        return decode_blocks(self.model, torch.stack(blocks)[None])
+
+
+class BitsCodec:
+    """Gist and detail: pixels that are stored come back as they were."""
+
+    id = BITS
+
+    def __init__(self, model: KppBits) -> None:
+        self.model, self.codec = model, model.codec
+        symbols = model.prior.numbers + math.prod(model.config.image)
+        self.longest = 2 * symbols + 8  # bytes: none costs more than 16 bits
+
+    def write(self, images: Images) -> tuple[list[bytes], Pictures]:
+        episode = images[None]
+        blocks = self.model.blocks(episode, self.model.encoder(episode))
+        detail = self.model.code(episode, blocks)
+        blocks = detail.cut(blocks)  # to the model's cap
+        gists = blocks[0].flatten(1)[:, : self.model.prior.numbers]
+        coded = self.codec.encode_each(gists, detail.apply(lambda part: part[0]))
+        return coded, decode_blocks(self.model, blocks, detail)
+
+    def read(self, rows: Sequence[Coded]) -> Pictures:
+        for codec, data in rows:
+            _require(codec, BITS)
+            if len(data) > self.longest:
+                raise UserError(f"a block has {len(data)} bytes, above {self.longest}: damaged")
+        try:
+            gists, detail = self.codec.decode_each([data for _, data in rows])
+        except (ValueError, LookupError, RuntimeError, AssertionError) as error:
+            raise UserError(f"a block is damaged: {reason(error)}") from error
+        blocks = self.model.writer.blocks(gists[None], detail.kept[None])
+        return decode_blocks(self.model, blocks, detail.apply(lambda part: part[None]))
+
+
+Codec = Int8Codec | BitsCodec
+
+
+def codec_of(model: Kpp) -> Codec:
+    """What a store of this model's writes with."""
+    return BitsCodec(cast(KppBits, model)) if model.has_code else Int8Codec(model)
 
 
 def encode(block: Float[Tensor, "Cm h w"]) -> bytes:
@@ -23,8 +96,7 @@ def encode(block: Float[Tensor, "Cm h w"]) -> bytes:
 
 def decode(codec: int, data: bytes, shape: Sequence[int]) -> Float[Tensor, "Cm h w"]:
     """A block of this shape."""
-    if codec != INT8:
-        raise UserError(f"a block of codec {codec} cannot be read: written by a newer kanerva?")
+    _require(codec, INT8)
     if len(data) != 4 + math.prod(shape):
         raise UserError(f"a block has {len(data)} bytes, not {4 + math.prod(shape)}: damaged")
     levels = np.frombuffer(data, dtype=np.int8, offset=4).astype(np.float32)
@@ -32,3 +104,11 @@ def decode(codec: int, data: bytes, shape: Sequence[int]) -> Float[Tensor, "Cm h
     if not np.isfinite(scale * 128):
         raise UserError("a block holds numbers that are not finite")
     return torch.from_numpy(levels * scale).view(*shape)
+
+
+def _require(codec: int, expected: int) -> None:
+    if codec != expected:
+        raise UserError(
+            f"a block of codec {codec} cannot be read, only {expected}: "
+            f"damaged, or written by a newer kanerva"
+        )

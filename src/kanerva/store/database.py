@@ -213,7 +213,7 @@ class Database:
         return ids
 
     def erase(self, ids: Sequence[int]) -> int:
-        """Overwrite rows by zeros where they lie; bytes overwritten. Pending until `settle`."""
+        """Zero rows where they lie; bytes overwritten. Pending until `confirm_erased`."""
         with self.writing():
             size = sum(len(block) + len(payload) for _, block, payload in self.rows(ids))
             self._db.executemany(
@@ -235,7 +235,7 @@ class Database:
         with self.plain_errors():
             return [id for (id,) in self._db.execute("SELECT id FROM freed WHERE pending")]
 
-    def settle(self, ids: Sequence[int]) -> None:
+    def confirm_erased(self, ids: Sequence[int]) -> None:
         """These are pending no more; others may be, of a process that has just erased them."""
         with self.writing():
             question = "UPDATE freed SET pending = 0 WHERE id = ?"

@@ -7,6 +7,9 @@
 
 One process writes at a time, any number read; each sees what others have written, never half of
 it. Beside the file lie caches that are made from it: pictures, and for large stores an index.
+
+Where a model's blocks are bits, images come back exactly; `model=model.within(56)` stores at most
+56 bits of each.
 """
 
 import hashlib
@@ -29,21 +32,22 @@ from tqdm import tqdm
 from kanerva.errors import UserError
 from kanerva.inputs import as_mask, as_path, require_tensor_images
 from kanerva.memory.channels import Noise, Picture
-from kanerva.memory.evidence import Pictures
+from kanerva.memory.evidence import Pictures, to_logits
 from kanerva.memory.search import Held, Hits, Named, search
 from kanerva.models.base import Images, MemoryModel
-from kanerva.models.finding import Cues, Visible, as_cues, decode_blocks, log_none
+from kanerva.models.content import show_stored
+from kanerva.models.finding import Cues, Visible, as_cues, log_none
 from kanerva.models.kpp import Kpp
 from kanerva.models.loading import load, shipped_folder
 from kanerva.plain_files import open_regular, shown
-from kanerva.store.codec import INT8, decode, encode
+from kanerva.store.codec import codec_of
 from kanerva.store.database import Database, about_model, live_ids
 from kanerva.store.index import Index
 from kanerva.store.levels import LevelsFile
 from kanerva.store.raw import search as search_bytes
 
 _BATCH = 64  # images encoded, decoded and committed at once
-_SHORT = 8  # bytes of a payload, below which finding it somewhere says nothing
+_SHORT = 8  # bytes of a block or a payload, below which finding it somewhere says nothing
 
 
 def as_ids(value: object) -> list[int]:
@@ -71,7 +75,8 @@ class Store:
 
     def __init__(self, path: str | Path, model: str | Path | MemoryModel | None = None) -> None:
         """Open the store at `path`, or make it where there is none: then `model` says which writes
-        it, by name or as it is. Other weights than those it was written with are refused."""
+        it, by name or as it is: `kpp` or `kpp-bits`. Other weights than those it was written with
+        are refused."""
         named = as_path(path)
         self.path = Path(os.path.realpath(named)) if os.path.islink(named) else named
         given = self._written_with() if model is None else model
@@ -79,17 +84,22 @@ class Store:
             name, model = given.config.name, given
         else:
             folder = shipped_folder(given)
-            name, model = str(given) if folder is None else folder.name, load(given)
+            name = str(given) if folder is None else folder.name
+            try:
+                model = load(given)
+            except UserError as error:
+                if model is not None:
+                    raise
+                raise UserError(
+                    f"{path} was written with {shown(name)}, which is not found: say which model "
+                    f"that is, Store(path, model=...) or --model; {error}"
+                ) from error
         if not model.has_blocks:
-            how = "holds by bits" if model.has_code else "writes memories as a whole"
-            raise UserError(f"{model.config.name} {how}: a store needs blocks of numbers")
-        if model.has_code:
-            raise UserError(
-                f"{model.config.name} holds by bits: a store takes blocks of floats yet"
-            )
+            raise UserError(f"{model.config.name} writes memories as a whole: a store needs blocks")
         if model.device.type != "cpu":
             raise UserError(f"a store's model runs on the CPU, this one is on {model.device}")
         self.model = cast(Kpp, model.requires_grad_(False).eval())
+        self._codec = codec_of(self.model)
         seal, image = self.model.fingerprint(), self.model.config.image
         self._db = Database(self.path, about_model(name, seal, image))
         if self._db.about["fingerprint"] != seal:
@@ -126,9 +136,7 @@ class Store:
         made = np.zeros((len(ids), *self.model.config.image), dtype=np.uint8)
         for start in range(0, len(held), _BATCH):
             part = held[start : start + _BATCH]
-            shape = self.model.writer.shape
-            blocks = [decode(*row[:2], shape) for row in self._db.rows(part)]
-            levels = decode_blocks(self.model, torch.stack(blocks)[None]).levels.numpy()
+            levels = self._codec.read([row[:2] for row in self._db.rows(part)]).levels.numpy()
             made[[ids.index(id) for id in part]] = levels
             with suppress(UserError), self._db.writing():  # no room, or busy: made again later
                 gone = self._db.freed_of(part)  # meanwhile, and erased from the cache
@@ -176,13 +184,10 @@ class Store:
         return ids
 
     def _add(self, pixels: Float[Tensor, "T C H W"], payloads: list[str]) -> list[int]:
-        episode = pixels[None].to(self.model.device)
-        blocks = self.model.blocks(episode, self.model.encoder(episode))[0]
-        coded = [encode(block) for block in blocks]
-        kept = torch.stack([decode(INT8, block, blocks.shape[1:]) for block in coded])[None]
-        levels = decode_blocks(self.model, kept.to(self.model.device)).levels.cpu().numpy()
+        blocks, pictures = self._codec.write(pixels)
+        levels = pictures.levels.numpy()
         texts = [payload.encode(errors="surrogateescape") for payload in payloads]
-        rows = [(INT8, block, text) for block, text in zip(coded, texts, strict=True)]
+        rows = [(self._codec.id, block, text) for block, text in zip(blocks, texts, strict=True)]
         return self._db.insert(rows, lambda ids: self._levels.write(ids, levels))
 
     # Find and get
@@ -231,11 +236,12 @@ class Store:
         return self.get([id])[0]
 
     def get(self, ids: int | Sequence[int]) -> Float[Tensor, "n C H W"]:
-        """Pictures of ids: expected pixels on [0, 1]."""
+        """Pictures of ids: expected pixels on [0, 1]; those that a block stores as they were."""
         self._sync()
         named = as_ids(ids)
         self._db.rows(named)  # refuses those that are not held
-        return self._pictures(np.asarray(named, dtype=np.int64)).means
+        pictures = self._pictures(np.asarray(named, dtype=np.int64))
+        return show_stored(to_logits(pictures.levels)) if self.model.has_code else pictures.means
 
     def pictures(self, ids: np.ndarray) -> Pictures:
         """The same, as they are compared: a byte for each pixel."""
@@ -272,18 +278,18 @@ class Store:
         rows = self._db.rows(named)
         size = self._db.erase(named)
         self._scrub(named)
-        settled = self._db.checkpoint()
-        blocks, payloads = [row[1] for row in rows], [row[2] for row in rows]
-        texts = [payload for payload in payloads if len(payload) >= _SHORT]
+        emptied = self._db.checkpoint()
+        blocks = [row[1] for row in rows if len(row[1]) >= _SHORT]
+        texts = [row[2] for row in rows if len(row[2]) >= _SHORT]
         found = self._search_files([*blocks, *texts])
         shared = self._db.shares(
             [block for block in blocks if block in found], [text for text in texts if text in found]
         )
         left = len(found - shared) + self._levels.holds(named)
-        if settled and not left:
-            self._db.settle(named)
+        if emptied and not left:
+            self._db.confirm_erased(named)
             self._db.checkpoint()
-        return Receipt(named, size, left, not settled)
+        return Receipt(named, size, left, not emptied)
 
     def _scrub(self, ids: Sequence[int]) -> None:
         with self._alone():
@@ -317,10 +323,10 @@ class Store:
             if not pending:
                 return Receipt([], 0, 0, False)
             self._scrub(pending)
-            if settled := self._db.checkpoint():
-                self._db.settle(pending)
+            if emptied := self._db.checkpoint():
+                self._db.confirm_erased(pending)
                 self._db.checkpoint()
-            return Receipt(pending, 0, 0, not settled)
+            return Receipt(pending, 0, 0, not emptied)
 
     def info(self) -> dict[str, object]:
         """What is held, by which model, and its bytes on the disk and in memory."""

@@ -38,14 +38,14 @@ from kanerva.store.store import Store
 ALIKE = 60.0  # squared error below which Universal Hopfield Networks counts a picture as retrieved
 LONE = 20  # cues whose time alone is measured
 BARS = {"given": 0.03, "not given": 0.06}  # of ECE
-Given = dict[str, Any]  # what `find` is told
+Given = dict[str, Any]  # arguments of `find`
 
 
 @torch.no_grad()
 def run(lab: Lab) -> Finding:
     model = load(lab.preset)
     held, few, cues = lab.pick((150, 100, 20), (10_000, 1_000, 200))
-    draws = lab.pick(1, 2)
+    draws = lab.pick(1, 5)  # of few answers the error is mostly chance
     images, new = lab.images(held), lab.images(lab.pick(40, 300), "validation")
     with tempfile.TemporaryDirectory() as folder:
         small = Store(Path(folder) / "small.kanerva", model=model)
