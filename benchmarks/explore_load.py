@@ -84,9 +84,12 @@ async def measure(
         print(row + "".join(f"{1e3 * t:>10.0f}" for t in (cuts[9], cuts[18], max(times))))
     count = sum(map(len, waits.values()))
     print(f"{count} answers, {1e3 * used / count:.1f} ms of the server's processor time for each")
-    third = max(1, len(sizes) // 3)
-    early, late = max(sizes[third : 2 * third]), max(sizes[-third:])
-    print(f"resident MB: start {sizes[0]:.0f}, middle third {early:.0f}, last third {late:.0f}")
+    each = max(1, len(sizes) // 10)
+    print("resident MB, in ten steps: " + " ".join(f"{max(part):.0f}" for part in cut(sizes, each)))
+
+
+def cut(values: list[float], each: int) -> list[list[float]]:
+    return [values[start : start + each] for start in range(0, len(values), each)]
 
 
 def resident(pid: int) -> float:

@@ -11,6 +11,7 @@ import sys
 import time
 import zlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ from kanerva.config import (
     KppPaperConfig,
     KppReadoutConfig,
 )
+from kanerva.data.splits import load_split
 from kanerva.explore import session as sessions
 from kanerva.explore import upload
 from kanerva.explore.app import PAGE, Service
@@ -45,6 +47,7 @@ from kanerva.explore.pixels import Damage, from_text, moved, to_text
 from kanerva.explore.session import Sessions
 from kanerva.models.base import MemoryModel
 from kanerva.models.loading import load
+from kanerva.runs import write_run_config
 from test_contract import NAMES, config_of
 
 Draw = Callable[..., torch.Tensor]
@@ -374,6 +377,7 @@ def test_models_offer_what_they_can(client: Client):
         "find": True, "free": True, "shrink": False, "recall": True, "place": True,
     }  # fmt: skip
     assert client.about["sets"][0] == "glyphs" and client.about["binary"]
+    assert client.about["replays"]  # and the page says so
     assert "floats" in client.ask("shrink", 400, bits=5)["error"]
     assert client.ask("start", 400, model="../../etc")["error"] == "no model of that name"
     examples = client.ask("examples", set="glyphs", count=5)["images"]
@@ -392,6 +396,25 @@ def test_few_models_are_kept_and_the_first_always(
     assert library.model("glyphs") is glyphs and library.model("mnist") is not mnist
 
 
+def test_a_run_on_images_of_ones_own_offers_them(tmp_path: Path):
+    folder, run = tmp_path / "photos", tmp_path / "run"
+    folder.mkdir()
+    for n in range(8):
+        Pillow.new("RGB", (20, 20), (30 * n, 90, 255 - 30 * n)).save(folder / f"{n}.png")
+    config = kanerva.preset("images", image=(3, 8, 8))
+    config = replace(config, data=replace(config.data, folder=str(folder)))
+    kanerva.build(config.model).save_pretrained(run / "checkpoints" / "best")
+    write_run_config(run, config)
+    library = Library(str(run))
+    assert library.describe(str(run))["sets"] == ["images"]
+    found = library.examples(str(run), "images", 5, 0)
+    expected = load_split(config, "test", None).images
+    assert 1 <= len(found) == min(5, len(expected))
+    assert {base64.b64decode(text) for text in found} <= {i.numpy().tobytes() for i in expected}
+    folder.rename(tmp_path / "gone")
+    assert library.describe(str(run))["sets"] == []
+
+
 def test_a_model_of_bits_forgets_by_degrees(
     draw: Draw,
 ):
@@ -401,7 +424,7 @@ def test_a_model_of_bits_forgets_by_degrees(
         memory=BitsMemoryConfig(channels=2, size=12, capacity=9),
         readout=KppReadoutConfig(size=4, channels=2, prior_width=8),
         decoder=KppDecoderConfig(base=8, depth=1),
-        code=CodeConfig(groups=4, reach=2, width=12, depth=1, maps=8),
+        code=CodeConfig(groups=4, radius=2, width=12, depth=1, maps=8),
     )
     model = kanerva.build(config).requires_grad_(False).eval()
     client = Client(Service(Library("tiny", model=model), Sessions())).start()

@@ -322,7 +322,11 @@ def test_dreams(visit: Callable[..., Any]):
     page.wait_for_function(f"old => {shown} !== old", arg=first)
     page.locator("#spread").fill("60")
     expect(page.locator("#spread-out")).to_have_text("0.60")
+    expect(page.locator("#dream-note")).to_contain_text("This model replays")
+    around = "[...document.querySelectorAll('#dream-around canvas')].map(e => e.painted?.join())"
+    before = page.evaluate(around)
     page.click("#dream-like")
+    page.wait_for_function(f"old => String({around}) !== old", arg=",".join(before))
 
 
 def test_the_python_is_shown_and_runs(visit: Callable[..., Any]):
@@ -383,7 +387,7 @@ def test_bits_are_dropped_by_a_slider(visit: Callable[..., Any], tmp_path: Path)
         memory=BitsMemoryConfig(channels=2, size=12, capacity=9),
         readout=KppReadoutConfig(size=4, channels=2, prior_width=8),
         decoder=KppDecoderConfig(base=8, depth=1),
-        code=CodeConfig(groups=4, reach=2, width=12, depth=1, maps=8),
+        code=CodeConfig(groups=4, radius=2, width=12, depth=1, maps=8),
     )
     kanerva.build(config).save_pretrained(tmp_path / "bits")
     served = serve(str(tmp_path / "bits"))
@@ -398,6 +402,14 @@ def test_bits_are_dropped_by_a_slider(visit: Callable[..., Any], tmp_path: Path)
     expect(page.locator("#memory-size")).not_to_have_text(size)
     page.locator("#bits").fill("100")
     expect(page.locator("#memory-size")).to_have_text(size)
+    page.locator("#bits").fill("40")
+    expect(page.locator("#memory-size")).not_to_have_text(size)
+    page.click("#undo")
+    expect(page.locator("#memory-size")).to_have_text(size)
+    expect(page.locator("#bits-out")).to_have_text("all")
+    expect(page.locator("#dream-note")).to_be_hidden()
+    page.click("#dream-like")
+    page.wait_for_function("() => document.querySelector('#dream-around canvas').painted")
     page.close()
     next(served, None)
 

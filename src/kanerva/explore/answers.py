@@ -127,7 +127,7 @@ def find(session: Session, image: Image, damage: Damage, mask_given: bool) -> di
     if len(session.memory) == 0:
         return {"cue": to_text(cue), "none": 1.0, "hits": []}
     hits = session.model.find(
-        session.memory, cue, observed=seen, shifts=damage.reach, k=session.memory.capacity
+        session.memory, cue, observed=seen, shifts=damage.shifts, k=session.memory.capacity
     )
     return {"cue": to_text(cue), **describe_hits(hits)}
 

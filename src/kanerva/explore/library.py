@@ -11,23 +11,27 @@ from jaxtyping import UInt8
 from torch import Tensor
 
 from kanerva import data
+from kanerva.config import RunConfig
 from kanerva.data.registry import DATASETS
+from kanerva.data.splits import load_split
 from kanerva.errors import UserError
 from kanerva.explore.pixels import to_text
 from kanerva.models.base import MemoryModel
 from kanerva.models.loading import load, shipped, shipped_folder
+from kanerva.presets import OWN
+from kanerva.runs import read_run_config
 from kanerva.seeding import stream
 
 _LOADED = 4  # models kept at once
 _RUNS = 50  # run folders offered
-_SLOW = ("mazes", "images")  # drawn for minutes; depends on a folder
+_SLOW = ("mazes", OWN)  # drawn for minutes; depends on a folder
 
 
 class Library:
     """Shipped models, the runs below `runs/`, and what was named on the command line."""
 
     def __init__(self, first: str, root: Path | None = None, model: MemoryModel | None = None):
-        """`model`: the first one, where it is loaded already, as a store's is."""
+        """`model`: the first, where it is loaded already, as a store's is."""
         self.first, self.root = first, root
         runs = sorted(p.parent for p in Path("runs").glob("*/config.yaml"))
         found = [first, *shipped(), *(str(run) for run in runs[:_RUNS])]
@@ -62,17 +66,26 @@ class Library:
             for s in DATASETS.values()
             if s.image_shape == shape and s.name not in _SLOW and data.is_present(s.name, self.root)
         ]
-        own = _own_set(folder)
-        return sorted(fits, key=lambda found: found != own)
+        run = _own_run(folder)
+        if run is None:
+            return fits
+        if run.data.set == OWN and run.data.folder and Path(run.data.folder).is_dir():
+            fits.append(OWN)  # the folder that it was trained on
+        return sorted(fits, key=lambda found: found != run.data.set)
 
     def examples(self, name: str, set_name: str, count: int, seed: int) -> list[str]:
         """Some test images of a set, as a model takes them."""
         if set_name not in self.sets_for(name):
             raise UserError("no set of that name fits this model")
+        run = _own_run(Path(name)) if set_name == OWN else None
+        key = set_name if run is None else f"{set_name} {name}"
         with self._set_lock:
-            if set_name not in self._sets:
-                self._sets[set_name] = data.load(set_name, "test", self.root).images
-            images = self._sets[set_name]
+            if key not in self._sets:
+                if run is None:
+                    self._sets[key] = data.load(set_name, "test", self.root).images
+                else:
+                    self._sets[key] = load_split(run, "test", self.root).images
+            images = self._sets[key]
         binary = self.model(name).config.likelihood == "bernoulli"
         chosen = torch.randperm(len(images), generator=stream(seed, "examples"))[:count]
         pixels = data.binarize(images[chosen], "threshold" if binary else "none")
@@ -87,6 +100,7 @@ class Library:
             "image": list(model.config.image),
             "binary": model.config.likelihood == "bernoulli",
             "sets": self.sets_for(name),
+            "replays": model.replays,
             "can": {
                 "find": model.has_blocks,
                 "free": model.has_blocks,
@@ -97,11 +111,9 @@ class Library:
         }
 
 
-def _own_set(folder: Path) -> str:
-    """The set that a run was trained on."""
-    from kanerva.runs import read_run_config
-
+def _own_run(folder: Path) -> RunConfig | None:
+    """The run that a folder holds."""
     try:
-        return read_run_config(folder).data.set
+        return read_run_config(folder)
     except UserError:
-        return ""
+        return None

@@ -77,7 +77,7 @@ class Damage:
         return (~self.hidden).float()
 
     @property
-    def reach(self) -> int:
+    def shifts(self) -> int:
         """Pixels that the cue was moved by, at most."""
         return max(abs(self.down), abs(self.right))
 

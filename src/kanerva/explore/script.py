@@ -59,7 +59,7 @@ def script(
     if image is not None and damage is not None:
         lines += _make_cue(image, damage, mask_given, binary)
         options = ", observed=observed" if mask_given else ""
-        options += f", shifts={damage.reach}" if damage.reach else ""
+        options += f", shifts={damage.shifts}" if damage.shifts else ""
         lines += _search(session, options, store)
     return "\n".join(lines) + "\n"
 

@@ -29,7 +29,7 @@ class Shelf:
         """A page of hits, likeliest first."""
         cue = damage.apply(image)
         seen, most = damage.observed if mask_given else None, EACH * (page + 1)
-        hits = self.store.find(cue, observed=seen, shifts=damage.reach, k=most)
+        hits = self.store.find(cue, observed=seen, shifts=damage.shifts, k=most)
         assert isinstance(hits, Hits)
         rows = [
             {

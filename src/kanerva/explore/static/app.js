@@ -112,6 +112,10 @@ function use(image) {
 memory.onUse(use);
 shelf.onUse(use);
 memory.onChange(() => {
+  if (!shrinking) {
+    $("bits").value = 100; // what was written, freed or undone since is not held by the slider
+    showBits();
+  }
   answer.update();
   dream.refresh();
 });
@@ -147,14 +151,18 @@ $("model").addEventListener("change", () =>
   }),
 );
 
+let shrinking = false;
 const shrink = latest(async (bits) => {
+  shrinking = true;
   await memory.change("shrink", { bits, again: true });
+  shrinking = false;
 });
-$("bits").addEventListener("input", () => {
+function showBits() {
   const bits = Math.round(2 ** (Number($("bits").value) / 10) - 1);
   $("bits-out").textContent = bits >= 1023 ? "all" : String(bits);
-  shrink(bits >= 1023 ? 65535 : bits);
-});
+  return bits >= 1023 ? 65535 : bits;
+}
+$("bits").addEventListener("input", () => shrink(showBits()));
 
 document.addEventListener("keydown", (event) => {
   if (document.querySelector("dialog[open]") || event.target.matches("select, input:not([type=radio], [type=checkbox])")) return;

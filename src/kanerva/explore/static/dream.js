@@ -89,5 +89,7 @@ export function reset() {
   $("dot").hidden = true;
   $("dream-at").textContent = about.can.place ? "Drag across the map to read there." : "";
   $("dream-here").hidden = $("spread").parentElement.hidden = !about.can.place;
+  $("dream-like").textContent = about.replays ? "Read at random places" : "Samples like what is held";
+  $("dream-note").hidden = !about.replays;
   $("dream-around").replaceChildren(...Array.from({ length: AROUND }, () => make("canvas")));
 }
