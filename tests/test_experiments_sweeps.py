@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from kanerva.data.splits import fixed_episodes, load_split
 from kanerva.errors import UserError
-from kanerva.evaluation.bound import bound
+from kanerva.evaluation.bound import bound, memory_kl
 from kanerva.evaluation.records import read_record, write_record
 from kanerva.lab.experiments import (
     Finding,
@@ -26,6 +26,7 @@ from kanerva.lab.experiments import (
     table1,
     temporal_shift,
 )
+from kanerva.models.kpp_bits import KppBits
 from kanerva.presets import preset
 from tiny_lab import TinyLab
 
@@ -65,7 +66,10 @@ def test_seeds_become_mean_and_deviation():
     assert entry["nll_nats"]["mean"] == 13.0 and entry["kl"]["mean"] == 3.0
     assert entry["nll_nats"]["std"] == pytest.approx(math.sqrt((9 + 1 + 16) / 2))
     assert measures.pm(entry["nll_nats"], 2) == "13.00 ±3.61"
-    assert sweep.over_seeds([score(10.0)])["nll_nats"]["std"] is None
+    alone = sweep.over_seeds([score(10.0)])
+    assert alone["nll_nats"]["std"] is None and measures.pm(alone["kl_z"], 2) == "2.00"
+    assert measures.pm(alone["nll_nats"], 2) == "10.00 ±0.50"  # over images
+    assert measures.pm(entry["nll_nats"] | {"ci95": 9.0}, 2) == "13.00 ±3.61"
     assert measures.pm(sweep.spread([10.0]), 2) == "10.00"
 
 
@@ -83,10 +87,11 @@ def test_runs_are_equal_and_a_test_may_shorten_them(runs: Path):
     quick = Lab(quick=True, runs=runs)
     assert {sweep.equal_runs(quick, 70).config(m).steps for m in ("kpp", "kpp-paper")} == {70}
     full = Lab(quick=False, runs=runs, preset="mnist")
-    assert {sweep.equal_runs(full, 70).config(m).steps for m in ("kpp", "vae")} == {12_000}
+    assert {sweep.equal_runs(full, 70).config(m).steps for m in ("kpp", "vae")} == {6000}
     assert full.steps is None  # the lab itself is as it was
+    assert full.config("vae", "strong").steps == 6000 and full.config("vae").steps == 12_000
     assert sweep.equal_runs(Lab(quick=True, runs=runs, steps=3), 70).steps == 3
-    assert sweep.images_per_step(quick) == 64 and sweep.images_per_step(full) == 256
+    assert sweep.images_per_step(quick) == 64 and sweep.images_per_step(full) == 1024
     assert sweep.in_episodes_of(5, quick) == {"episode_length": 5, "batch": 12}
     assert sweep.seeds(quick) == [0] and sweep.seeds(full) == [0, 1, 2]
 
@@ -104,14 +109,41 @@ def test_a_setting_is_scored_as_evaluate_would(lab: Lab):
         assert entry["paper_style"]["nll_nats"]["each"][number] == pytest.approx(style)
     assert entry["n_images"] == 64 and entry["T"] == 4 and entry["floor"] == math.log(4)
     assert entry["floats_per_image"] == 128 / 4  # the pooled embedding
+    assert entry["kl_over_T"] is None
     lines = sweep.rows([entry])
     assert "±" in lines[1] and "std of 2 seeds" in lines[2] and max(map(len, lines)) <= 110
+    assert not any("no bound" in line for line in lines)
     for figure in (
         sweep.draw_bounds(lab, [entry]),
         sweep.draw_sweep(lab, "T", [4], {"no-memory": [entry]}),
     ):
         figure.canvas.draw()  # pyright: ignore[reportAttributeAccessIssue]
-        assert len(figure.axes) == 2
+        assert len(figure.axes) in (2, 3)
+
+
+@pytest.mark.parametrize("model", ["kpp-paper", "dkm-tsm"])
+def test_the_likely_accounting_is_of_runs_trained_by_it(lab: Lab, model: str):
+    """One T, two kinds of runs; DKM pays for KL(M) there and nowhere else."""
+    setting = sweep.of_paper("x", model, episode_length=4, batch=2)
+    entry = sweep.train_and_score(lab, setting, [0])
+    ours = lab.config(model, "strong", episode_length=4, batch=2)
+    parts = sweep.likely_parts(ours, setting.parts)
+    config = lab.config(model, **parts)
+    assert (ours.optim.kl_weight, config.optim.kl_weight) == (1.0, "1/T")
+    assert config.optim.optimiser == "lars_adam" and ours.optim.optimiser == "adamw"
+    assert (config.episode_length, config.batch) == (ours.episode_length, ours.batch) == (4, 2)
+    if model == "dkm-tsm":
+        assert config.model.rows.charge and not ours.model.rows.charge
+    trained = lab.trained(model, seed=0, **parts)
+    episodes = fixed_episodes(config, load_split(config, "test", None), lab.device)
+    style = bound(trained, episodes, sample=False, limit=16)
+    kl_m = memory_kl(trained, episodes, 16, "x") if model == "dkm-tsm" else 0.0
+    found = entry["kl_over_T"]
+    assert found["kl"]["mean"] == pytest.approx((style.kl_z + style.kl_y) / 4 + kl_m, rel=1e-4)
+    assert found["nll_nats"]["mean"] == pytest.approx(style.recon + found["kl"]["mean"])
+    assert found["bound"]["mean"] == pytest.approx(bound(trained, episodes, limit=16).nll_nats)
+    assert entry["bound"]["nll_nats"]["mean"] != found["bound"]["mean"]  # of other weights
+    assert any("no bound" in line for line in sweep.rows([entry]))
 
 
 def test_a_sweep_varies_over_its_values():
@@ -131,54 +163,107 @@ def test_a_sweep_varies_over_its_values():
 def test_memory_useful_compares_equal_runs(lab: Lab):
     figures = checked(memory_useful.run(lab))
     entries = {entry["label"]: entry for entry in figures["entries"]}
-    assert set(entries) == {"no-memory", "kpp-paper", "kpp-paper, no shift", "kpp"}
+    assert set(entries) == {"no-memory", "kpp-paper", "kpp"}
     for name in ("T", "steps", "images_per_step", "n_images"):
         assert len({entry[name] for entry in entries.values()}) == 1, name
     for model, found in figures["gaps"].items():
         each = [entries[m]["bound"]["nll_nats"]["mean"] for m in ("no-memory", model)]
         assert found["nats"] == pytest.approx(each[0] - each[1])
+    assert set(figures["likely_gaps"]) == {"kpp-paper"}  # kpp is not counted so
+    each = [entries[m]["kl_over_T"]["nll_nats"]["mean"] for m in ("no-memory", "kpp-paper")]
+    assert figures["likely_gaps"]["kpp-paper"]["nats"] == pytest.approx(each[0] - each[1])
+    shifts = [
+        lab.config(one.model, one.start, **one.parts).model.encoder.shift
+        for one in memory_useful.SETTINGS[:2]
+    ]
+    assert shifts == [0.125, 0.125]
 
 
 def test_memory_useful_is_drawn_from_records_where_three_seeds_are_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(sweep, "RESULTS", tmp_path)
-    for setting, nats in zip(memory_useful.FILED, (100.0, 98.0, 97.0, 10.0), strict=True):
-        for seed in range(3):
-            file = tmp_path / "omniglot" / f"{setting.label}-s{seed}.json"
-            write_record(filed_as(setting, nats + seed, seed), file)
+    for setting, nats in zip(memory_useful.SETTINGS, (100.0, 98.0, 10.0), strict=True):
+        file_seeds(tmp_path, setting, nats, 3)
     full = Lab(quick=False, runs=tmp_path / "runs", preset="omniglot")
     figures = checked(memory_useful.run(full))
     assert figures["from_records"] and figures["images_seen"] == 3000
     assert figures["gaps"]["kpp"]["nats"] == pytest.approx(90.0)
     assert figures["entries"][1]["bound"]["nll_nats"]["each"] == [98.0, 99.0, 100.0]
+    assert figures["likely_gaps"]["kpp-paper"]["nats"] == pytest.approx(1.0)  # half of the bound's
     assert not (tmp_path / "runs").exists()  # nothing was trained
-    assert sweep.read_entries(memory_useful.FILED, "omniglot", least=4) is None
-    file = tmp_path / "omniglot" / "kpp-s2.json"
+    assert sweep.read_entries(memory_useful.SETTINGS, "omniglot", least=4) is None
+    file = tmp_path / "omniglot" / "kpp-store-s2.json"
     write_record(json.loads(file.read_text()) | {"config_hash": "other"}, file)
-    assert sweep.read_entries(memory_useful.FILED, "omniglot") is None
-    assert sweep.read_entries(memory_useful.FILED, "mnist") is None
+    assert sweep.read_entries(memory_useful.SETTINGS, "omniglot") is None
+    assert sweep.read_entries(memory_useful.SETTINGS, "mnist") is None
 
 
-def filed_as(setting: sweep.Setting, nats: float, seed: int) -> dict[str, Any]:
-    """A record as `evaluate` files it, of a run that did not happen."""
-    changes = {"variant": setting.variant, "seed": seed, "config_hash": setting.label}
-    changes |= {"preset": "omniglot", "n_images": 64, "steps": 30, "images_seen": 3000}
-    return record(setting.model, nats=nats, **changes)
+def file_seeds(folder: Path, setting: sweep.Setting, nats: float, seeds: int) -> None:
+    """Records as `evaluate` files them, of runs that did not happen: so many nats by the bound,
+    half as many by the likely accounting."""
+    for name in filter(None, (setting.variant, setting.likely)):
+        for seed in range(seeds):
+            changes = {"variant": name, "seed": seed, "config_hash": name, "preset": "omniglot"}
+            changes |= {"n_images": 64, "steps": 30, "best_step": 30, "images_seen": 3000}
+            if name == setting.likely:
+                changes["kl_over_T"] = (nats + seed) / 2
+            file = folder / "omniglot" / f"{setting.model}-{name}-s{seed}.json"
+            write_record(record(setting.model, nats=nats + seed, **changes), file)
+
+
+def test_sweeps_of_one_seed_are_drawn_from_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sweep, "RESULTS", tmp_path)
+    full = Lab(quick=False, runs=tmp_path / "runs", preset="omniglot")
+    lengths = [episode_length.setting("kpp-paper", n, full) for n in episode_length.LENGTHS]
+    assert [one.variant for one in lengths] == ["strong-T5", "strong-T16", "strong", "strong-T64"]
+    reads = [read_steps.setting(count) for count in read_steps.READS]
+    assert [one.likely for one in reads[:2]] == ["kl-over-T-K1", "kl-over-T"]
+    for number, setting in enumerate([*lengths, reads[0], *reads[2:]]):  # T = 32, K = 2: one run
+        file_seeds(tmp_path, setting, 100.0 + number, 1)
+    figures = checked(finding := episode_length.run(full))
+    assert list(figures["entries"]) == ["kpp-paper"] and figures["likely_over_T"]["range"] == 1.5
+    assert "kl_over_T, no bound, goes from 50.0" in episode_length.verdict(figures)
+    assert len(finding.picture.axes) == 3 and any("no bound" in line for line in finding.lines)
+    figures = checked(read_steps.run(full))
+    assert figures["likely_over_K"]["nll_nats"]["range"] == 2.0
+    assert "by kl_over_T" in read_steps.verdict(figures)
+    for setting in temporal_shift.PAIRS["dkm"]:
+        file_seeds(tmp_path, setting, 90.0, 1)
+    figures = checked(temporal_shift.run(full))
+    assert set(figures["gains"]) == set(figures["likely_gains"]) == {"dkm"}
+    assert figures["order"] == {} and not (tmp_path / "runs").exists()
+    assert "makes no clear difference to dkm" in temporal_shift.verdict(figures)
+
+
+def test_an_entry_scored_early_is_marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sweep, "RESULTS", tmp_path)
+    setting = memory_useful.SETTINGS[-1]
+    file_seeds(tmp_path, setting, 10.0, 1)
+    (whole,) = sweep.read_entries([setting], "omniglot", least=1) or []
+    assert not whole["early"] and "*" not in "\n".join(sweep.rows([whole]))
+    file = tmp_path / "omniglot" / "kpp-store-s0.json"
+    write_record(json.loads(file.read_text()) | {"best_step": 20}, file)
+    (cut,) = sweep.read_entries([setting], "omniglot", least=1) or []
+    assert cut["early"] and "10.00 ±0.04*" in "\n".join(sweep.rows([cut]))
 
 
 def test_memory_usefuls_verdict_follows_the_gap():
     useful = {"nats": 20.0, "margin": 1.0, "clear": True, "over": "x"}
     idle, harmful = useful | {"nats": 0.4, "clear": False}, useful | {"nats": -3.0}
-    still = memory_useful.UNSHIFTED
+    still = "kpp-paper, no shift"  # of an older record
     said = memory_useful.verdict(
         {"gaps": {"kpp-paper": useful, still: idle, "kpp": idle}, "images_seen": 9}
     )
     assert said.startswith("The memory as printed is useful") and "kpp is no different" in said
+    assert said.endswith("the paper's baseline had it.")
     for found in (idle, harmful):
-        gaps = {"kpp-paper": found, still: idle, "kpp": useful}
-        said = memory_useful.verdict({"gaps": gaps, "images_seen": 9})
+        figures = {"gaps": {"kpp-paper": found, "kpp": useful}, "images_seen": 9}
+        said = memory_useful.verdict(figures | {"likely_gaps": {"kpp-paper": useful}})
         assert "does NOT hold" in said and ("worse" in said) == (found is harmful)
+        assert said.endswith(
+            "By kl_over_T, which is no bound: kpp-paper is 20.0 ± 1.0 nats better than no-memory."
+        )
 
 
 def test_episode_length_sees_as_many_images_at_each(lab: Lab):
@@ -199,7 +284,7 @@ def test_a_long_episode_gets_more_cells(runs: Path):
         config = full.config("kpp", **setting.parts)
         assert config.episode_length == length <= config.model.memory.capacity
         assert config.model.memory.shape == (3, 64, 64)
-        assert 250 <= config.batch * length <= 256
+        assert 1020 <= config.batch * length <= 1024
         full.config("kpp-paper", **episode_length.setting("kpp-paper", length, full).parts)
 
 
@@ -208,9 +293,9 @@ def test_episode_lengths_verdict_follows_the_deviation():
     steep = flat | {"std": 3.0}
     noisy = steep | {"seed_std": 3.5}
     for found in (flat, noisy):
-        figures = {"over_T": {"kpp-paper": found, "kpp": steep}}
+        figures = {"over_T": {"kpp-paper": found, "kpp": steep}, "likely_over_T": steep}
         assert "As in the paper" in episode_length.verdict(figures)
-    figures = {"over_T": {"kpp-paper": steep, "kpp": flat}}
+    figures = {"over_T": {"kpp-paper": steep, "kpp": flat}, "likely_over_T": flat}
     assert "does NOT hold" in episode_length.verdict(figures)
 
 
@@ -229,9 +314,9 @@ def test_read_steps_reads_more_blocks(lab: Lab):
 def test_read_steps_verdict_follows_the_deviation():
     def said(std: float, kl_y: float) -> str:
         terms = {"std": std, "seed_std": 0.01}
-        return read_steps.verdict(
-            {"over_K": {"kl": terms, "nll_nats": terms}, "largest_kl_y": kl_y}
-        )
+        both = {"kl": terms, "nll_nats": terms}
+        figures = {"over_K": both, "likely_over_K": both, "largest_kl_y": kl_y}
+        return read_steps.verdict(figures)
 
     assert "As in the paper" in said(0.03, 0.0) and "hardly depends" in said(0.03, 0.0)
     assert "does NOT hold" in said(0.05, 3.0) and "up to 3.00 nats" in said(0.05, 3.0)
@@ -255,19 +340,24 @@ def test_only_what_sees_neighbours_or_writes_in_turn_minds_the_order(lab: Lab):
     assert orders["kpp-paper"]["order"] > temporal_shift.EXCHANGEABLE
     assert all(found["resampling"] > 0 and found["n_images"] == 64 for found in orders.values())
     shown = {entry["label"] for entry in figures["entries"].values()}
-    assert shown == set(orders) == {name for pair in temporal_shift.PAIRS.values() for name in pair}
+    pairs = temporal_shift.PAIRS.values()
+    assert shown == set(orders) == {setting.label for pair in pairs for setting in pair}
+    for model, (without, shifted) in temporal_shift.PAIRS.items():
+        each = [figures["entries"][one.label]["kl_over_T"] for one in (without, shifted)]
+        nats = each[0]["nll_nats"]["mean"] - each[1]["nll_nats"]["mean"]
+        assert figures["likely_gains"][model]["nats"] == pytest.approx(nats)
 
 
 def test_temporal_shifts_verdict_follows_gain_and_order():
     gain = {"nats": 2.0, "margin": 1.0, "clear": True, "over": "x"}
     order = {"order": 0.0, "resampling": 2.0}
-    said = temporal_shift.verdict({"gains": {"a": gain, "b": gain}, "order": {"a": order}})
-    assert said.startswith("The shift helps both") and "does not matter to a" in said
-    worse = gain | {"nats": -2.0}
-    said = temporal_shift.verdict(
-        {"gains": {"a": gain, "b": worse}, "order": {"a": order | {"order": 0.5}}}
-    )
+    figures = {"gains": {"a": gain, "b": gain}, "likely_gains": {"a": gain}, "order": {"a": order}}
+    said = temporal_shift.verdict(figures)
+    assert said.startswith("The shift helps a and b") and "does not matter to a" in said
+    worse = {"gains": {"a": gain, "b": gain | {"nats": -2.0}}}
+    said = temporal_shift.verdict(figures | worse | {"order": {"a": order | {"order": 0.5}}})
     assert "does NOT show" in said and "HARMS b" in said and "NOT exchangeable" in said
+    assert "which is no bound: it helps a (+2.0 ± 1.0 nats)" in said
 
 
 # few-shot
@@ -283,12 +373,13 @@ def few(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Lab:
 
 
 def test_characters_are_whole_and_of_one_kind(lab: Lab):
-    drawings = few_shot.characters(lab, 5)
+    drawings, labels = few_shot.characters(lab, 5)
+    assert len(labels.unique()) == 5
     assert drawings.shape == (5, 12, 1, 28, 28) and set(drawings.unique().tolist()) == {0.0, 1.0}
     within = (drawings[:, 0] - drawings[:, 1]).abs().mean()
     across = (drawings[:, 0] - drawings.roll(1, 0)[:, 1]).abs().mean()
     assert within < across  # one character looks more like itself
-    assert torch.equal(drawings, few_shot.characters(lab, 5))
+    assert torch.equal(drawings, few_shot.characters(lab, 5)[0])
 
 
 def test_what_is_scored_is_not_written():
@@ -301,23 +392,69 @@ def test_what_is_scored_is_not_written():
 
 def test_few_shot_scores_under_the_right_memory(few: Lab):
     """One target by hand: same memory, same noise."""
-    drawings = few_shot.characters(few, 6)
+    drawings = few_shot.characters(few, 6)[0]
     model = few.trained("kpp-paper")
     targets, rest = drawings[:, 0], drawings[:, 1:4]
-    found = few_shot.score(few, model, targets, rest, 0)
+    found = few_shot.score(few, model, targets, rest, [1, 3], 0)
     noise = few.noise("few-shot", 0, 0)
     with torch.no_grad():
         memory = model.write(rest)
         terms = model.elbo(few_shot.mix_episodes(targets), memory, generator=noise)
-    assert torch.allclose(found, terms.nll_nats[:, 4].double())
-    nothing = few_shot.score(few, model, targets, None, 0)
-    assert not torch.allclose(found, nothing)
+    assert torch.allclose(found["", 3][:, 0], terms.nll_nats[:, 4].double())
+    # of the character before
+    assert torch.allclose(found["", 3][:, 1], terms.nll_nats[:, 3].double())
+    assert not torch.allclose(found["", 3], found["", 0])
+
+
+@torch.no_grad()
+def test_freed_drawings_are_as_good_as_never_written(few: Lab):
+    """Once written and some freed again, memories say what those of fewer say."""
+    drawings = few_shot.characters(few, 6)[0]
+    model = few.trained("kpp-bits")
+    assert isinstance(model, KppBits)
+    for parameter in model.kin.parameters():  # kin that say something
+        parameter += 0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0))
+    targets, rest = drawings[:, 0], drawings[:, 1:]
+    found = few_shot.score(few, model, targets, rest, [1, 3], 0)
+    assert set(found) == {(d, n) for d in ("", few_shot.INDEPENDENT) for n in (0, 1, 3)}
+    images = few_shot.mix_episodes(targets, 2)
+    for count in (1, 3):
+        memory = model.write(rest[:, :count])
+        exact = model.elbo(images, memory).nll_nats
+        assert torch.allclose(found["", count], exact[:, [1, 0]].double(), atol=1e-3)
+        noise = few.noise("few-shot", 0, 0)
+        sketch = model.independent_terms(images, memory, generator=noise).nll_nats
+        assert torch.allclose(
+            found[few_shot.INDEPENDENT, count], sketch[:, [1, 0]].double(), atol=1e-2
+        )
+    assert not torch.allclose(found["", 1], found["", 3], atol=1e-2)
+
+
+def test_differences_are_paired_within_a_seed():
+    """Characters that differ by far more than what is written saves on each."""
+    easy = torch.linspace(50.0, 150.0, 9, dtype=torch.float64)
+    seeds = [
+        {"empty": easy + s, (2, "own"): easy + s - 4, (2, "other"): easy + s + 1} for s in (0, 3)
+    ]
+    found = few_shot.summarise(seeds, [easy, easy + 3], [2])
+    (row,) = found["written"]
+    for name, value in {"over_empty": 4, "gain": 5, "other_over": 1}.items():
+        assert row[name]["mean"] == pytest.approx(value) and row[name]["error"] < 1e-9
+    assert row["own"]["error"] > 5 and found["empty"]["mean"] == pytest.approx(101.5)
+    assert row["over_empty_by_seed"] == pytest.approx([4, 4])
+    assert row["own_by_seed"] == pytest.approx([96, 99])
 
 
 def test_few_shot_measures_every_model(few: Lab):
     figures = checked(few_shot.run(few))
     assert figures["characters"] == 6 and figures["written"] == [1, 3]
-    assert set(figures["models"]) == set(few_shot.MODELS)
+    ours = {few_shot.OURS, f"{few_shot.OURS}, {few_shot.INDEPENDENT}"}
+    copies = {few_shot.COPIES, f"{few_shot.COPIES}, {few_shot.INDEPENDENT}"}
+    assert set(figures["models"]) == ours | copies | {"dkm", "no-memory", "vae"}
+    assert set(figures["empty"]) == ours
+    assert figures["bits_per_drawing"] > 0
+    same, ours = few.config("dkm", **few_shot.options(few, "dkm")), few.config("kpp-bits")
+    assert same.data == ours.data and same.episode_length == ours.episode_length
     for name, found in figures["models"].items():
         for row in found["written"]:
             gain = row["other"]["mean"] - row["own"]["mean"]
@@ -330,16 +467,22 @@ def test_a_model_far_off_does_not_hide_the_others(few: Lab):
     assert few_shot.nats({"mean": -3.0, "error": 0.5}) == "-3.00±0.50"
     assert few_shot.nats({"mean": -2788288.94, "error": 1458177.7}) == "-3e+06±1e+06"
     assert few_shot.nats({"mean": -133.05, "error": 499.2}) == "-1e+02±5e+02"
-    near = {key: {"mean": 130.0, "error": 1.0} for key in ("own", "other", "gain", "over_empty")}
+    near = {key: {"mean": 130.0, "error": 1.0} for key in ("own", "other", *few_shot.TITLES)}
     far = {key: {"mean": 1e6, "error": 1e5} for key in near}
     models = {
-        "kpp store": {"empty": near["own"], "written": [near | {"count": 1}]},
+        "kpp-bits": {"empty": near["own"], "written": [near | {"count": 1}]},
         "no-memory": {"empty": near["own"], "written": [far | {"count": 1}]},
     }
-    figures = {"characters": 3, "rounds": 1, "written": [1], "models": models}
-    six = {name: found | {"written": found["written"] * 6} for name, found in models.items()}
-    wide = few_shot.table(figures | {"written": [1] * 6, "models": six})
+    figures = {"characters": 3, "rounds": 1, "written": [1], "models": models, "seeds": 1}
+    empty = {name: near["own"] for name in ("kpp-bits", f"kpp-bits, {few_shot.INDEPENDENT}")}
+    figures |= {"empty": empty, "bits_per_drawing": 160.0}
+    five = {name: found | {"written": found["written"] * 5} for name, found in models.items()}
+    five[f"{few_shot.COPIES}, {few_shot.INDEPENDENT}"] = five["kpp-bits"]  # the longest
+    wide = few_shot.table(figures | {"written": [1] * 5, "models": five})
     assert max(map(len, wide)) <= 110
+    for title in few_shot.TITLES.values():
+        at = wide.index(title)
+        assert [row.split("  ")[1] for row in wide[at + 1 : at + 3]] == ["kpp-bits", "no-memory"]
     left, middle, right = few_shot.draw(few, figures).axes
     assert (left.get_yscale(), right.get_yscale()) == ("symlog", "log")
     assert middle.get_yscale() == "symlog"
@@ -404,6 +547,8 @@ def test_table1_reads_records_and_keeps_scores_apart(lab: Lab, folder: Path):
         record("kpp", variant="store-T8", nats=2.0),
         *(record("kpp-paper", variant="kl-over-T", seed=s, kl_over_T=36.0 + s) for s in range(2)),
         record("vae", preset="cifar10", nats=60.0, best_step=1, steps=10),
+        record("vae", preset="omniglot", nats=133.0, best_step=1, steps=10),  # not wanted either
+        record("vae", variant="strong", preset="omniglot", nats=118.0, best_step=9, steps=10),
         record("no-memory", variant="kl-over-T", preset="cifar10", nats=90.0, kl_over_T=40.0),
         record("vae", split="validation", nats=1.0),
     )
@@ -413,6 +558,7 @@ def test_table1_reads_records_and_keeps_scores_apart(lab: Lab, folder: Path):
     assert ours["mnist"]["kpp-paper"]["kl_over_T"] is None  # a column of other runs
     assert ours["mnist"]["kpp-paper-kl-over-T"]["kl_over_T"]["mean"] == 36.5
     assert ours["omniglot"]["kpp-paper"]["variant"] == "3M"
+    assert ours["omniglot"]["vae"]["bound"]["mean"] == 118.0  # at full strength
     assert ours["mnist"]["kpp"]["bound"]["mean"] == 5.0 and ours["mnist"]["vae"] is None
     assert ours["cifar10"]["vae"]["bound"]["mean"] == 3.0  # bits per dimension
     text = "\n".join(finding.lines)

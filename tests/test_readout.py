@@ -2,6 +2,7 @@
 `kpp`'s has two parts, and a posterior in units of its prior."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -53,6 +54,21 @@ def test_the_posterior_is_linear_in_its_own_embedding():
     torch.testing.assert_close(blend.mean, 0.25 * net(a).mean + 0.75 * net(b).mean)
     torch.testing.assert_close(net(a).mean[1, 2], net(a[1:, 2:]).mean[0, 0])
     assert blend.mean.shape == (2, 3, 5)
+
+
+def test_the_posterior_amplifies_nothing_unless_spectral_norm_is_off():
+    """Layers seven times as large: the same map, or one 7^3 as large."""
+    a, b = torch.randn(2, 1, 1, 6)
+    apart = {}
+    for spectral in (True, False):
+        net = ReadoutPosterior(replace(CONFIG, spectral_norm=spectral), embedding=6).eval()
+        before = (net(a).mean - net(b).mean).norm()
+        with torch.no_grad():
+            for parameter in net.parameters():
+                if parameter.ndim == 2:
+                    parameter.mul_(7)
+        apart[spectral] = (net(a).mean - net(b).mean).norm() / before
+    torch.testing.assert_close(torch.stack(list(apart.values())), torch.tensor([1.0, 343.0]))
 
 
 # kpp: a global and a spatial part

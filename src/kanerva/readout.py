@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from kanerva.config import (
     KppReadoutConfig,
+    LinearReadoutConfig,
     PaperMemoryConfig,
     PaperReadoutConfig,
-    VectorReadoutConfig,
 )
 from kanerva.distributions import DiagonalNormal, PointMass, recoverable_clamp
 from kanerva.layers.dense import deep_linear
@@ -24,9 +24,11 @@ from kanerva.shapes import Blocks, Embedding, FeatureMaps, KinMaps, PerImage, Re
 class ReadoutPosterior(nn.Module):
     """q(Z|X): amortised, straight from the embedding ("stable top branch", Fig. 5)."""
 
-    def __init__(self, config: VectorReadoutConfig, embedding: int) -> None:
+    def __init__(self, config: LinearReadoutConfig, embedding: int) -> None:
         super().__init__()
-        self.net = deep_linear(embedding, config.hidden, 2 * config.size)
+        self.net = deep_linear(
+            embedding, config.hidden, 2 * config.size, spectral=config.spectral_norm
+        )
 
     def forward(self, embedding: Embedding) -> DiagonalNormal:
         return DiagonalNormal.from_network(self.net(embedding))
@@ -75,6 +77,11 @@ class Reading:
     @property
     def readout(self) -> Readout:
         return torch.cat([value.flatten(2) for value in self.values], dim=-1)
+
+    @property
+    def prior_mean(self) -> Readout:
+        """p's mean of each part, given the values of those before it."""
+        return torch.cat([prior.mean.flatten(2) for prior in self.priors], dim=-1)
 
     @property
     def kl(self) -> PerImage:
@@ -200,8 +207,8 @@ class SpatialReadout(nn.Module):
             priors.append(prior)
             sources.append(source)
             if part == "global" and "spatial" in self.shapes:
-                told = self.tell(value.flatten(0, 1))
-                known = known + told.unflatten(-1, known.shape[1:])
+                context = self.tell(value.flatten(0, 1))
+                known = known + context.unflatten(-1, known.shape[1:])
         return Reading(values, priors, sources)
 
     def spread(self, traces: Blocks) -> Float[Tensor, "N width Hq Wq"]:

@@ -3,7 +3,6 @@
 What `kanerva evaluate` and `kanerva compare` print is in `evaluation/report.py`.
 """
 
-import math
 from typing import Any
 
 from kanerva.evaluation.records import is_early
@@ -28,23 +27,6 @@ def unit(name: str) -> str:
 def score_field(name: str) -> str:
     """Where a score holds that figure."""
     return "bits_per_dim" if name in BITS_PER_DIM else "nll_nats"
-
-
-def sizes(records: list[dict[str, Any]]) -> str:
-    """What the bound is at each size of memory, the largest first."""
-    head = "variant,T,memory,type,floats/img,bits/img,bound,recon,KL z,KL y,floor ln T,bits+bound"
-    rows = [list[str](head.split(","))]
-    for r in sorted(records, key=lambda r: -r["memory"]["bits_per_image"]):
-        memory, bound = r["memory"], r["bound"]
-        total = memory["bits_per_image"] * math.log(2) + bound["nll_nats"]
-        rows.append(
-            [r["variant"] or "-", str(r["T"]), "x".join(map(str, memory["shape"]))]
-            + [memory["dtype"], f"{memory['floats_per_image']:.4g}"]
-            + [f"{memory['bits_per_image']:.5g}"]
-            + [f"{bound[key]:.2f}" for key in ("nll_nats", "recon", "kl_z", "kl_y")]
-            + [f"{math.log(r['T']):.2f}", f"{total:.1f}"]
-        )
-    return columns(rows, left=1)
 
 
 def keys(records: list[dict[str, Any]]) -> str:

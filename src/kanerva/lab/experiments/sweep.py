@@ -1,8 +1,9 @@
 """What experiments share that train several models to compare them: equal runs, seeds, spread.
 
-A `Setting` is trained once for each seed and scored twice on the same test images: `bound` is
-valid, `paper_style` (posterior means) is not, and the two are never mixed. A figure over seeds is
-mean and standard deviation; with one seed there is no deviation, and 95 % over images stands in.
+A `Setting` is counted in two ways that are never mixed. `bound` is valid, of runs trained on it.
+`kl_over_T` is no bound, of other runs, trained with each KL weighed 1/T: how the paper may have
+counted. A figure over seeds is mean and standard deviation; with one seed there is no deviation,
+and 95 % over images stands in.
 """
 
 import math
@@ -15,44 +16,60 @@ from typing import Any
 import torch
 from matplotlib.figure import Figure
 
+from kanerva.config import DkmConfig, RunConfig
 from kanerva.data.splits import fixed_episodes, load_split
-from kanerva.evaluation.bound import bound
+from kanerva.evaluation.bound import bound, kl_over_T
 from kanerva.evaluation.controls import holding
 from kanerva.evaluation.costs import memory_size
 from kanerva.evaluation.record import count_reads
-from kanerva.evaluation.records import read_records
+from kanerva.evaluation.records import is_early, read_records
 from kanerva.evaluation.report import columns
 from kanerva.lab.experiments import plots
 from kanerva.lab.experiments.measures import pm
-from kanerva.lab.harness import Lab, full_steps
+from kanerva.lab.harness import Lab
 from kanerva.presets import preset
 
 RESULTS = Path("results")  # where records lie, in the working directory
 IMAGES = 1024  # of the test set that a quick version scores; the full one scores it all
+LIKELY = "kl-over-T"  # the variant that is trained and scored by the paper's likely accounting
 SCORES = ("bound", "paper_style")
 TERMS = ("nll_nats", "recon", "kl_z", "kl_y")
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One thing to train; `parts` are those of `Lab.trained`."""
+    """One thing to train, and what its records are called: `variant` by the bound, whose first word
+    is the preset's variant; `likely` by `kl_over_T`, where it is counted so. `parts` are those of
+    `Lab.trained`."""
 
     label: str
     model: str
     variant: str | None = None
+    likely: str | None = None
     parts: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def start(self) -> str | None:
+        """The variant of the preset that a run starts from."""
+        return self.variant and self.variant.partition("-")[0]
+
+
+def of_paper(label: str, model: str, suffix: str = "", **parts: Any) -> Setting:
+    """One of the paper's models, at full strength by the bound; counted in both ways."""
+    return Setting(label, model, f"strong{suffix}", f"{LIKELY}{suffix}", parts)
 
 
 def equal_runs(lab: Lab, quick: int) -> Lab:
     """The lab with every training equally long, whatever each model's own preset says."""
     equal = copy(lab)
-    equal.steps = lab.steps or (quick if lab.quick else full_steps(lab.preset))
+    full = preset(lab.preset, "kpp-paper", "strong").steps
+    equal.steps = lab.steps or (quick if lab.quick else full)
     return equal
 
 
 def images_per_step(lab: Lab) -> int:
     """What a step sees: that of the paper's model, for all."""
-    start = preset(lab.preset, "kpp-paper")
+    start = preset(lab.preset, "kpp-paper", "strong")
     return start.episode_length * start.batch
 
 
@@ -69,21 +86,42 @@ def seeds(lab: Lab, full: int = 3) -> list[int]:
 @torch.no_grad()
 def train_and_score(lab: Lab, setting: Setting, chosen: list[int]) -> dict[str, Any]:
     """Train for each seed, score on the test set; the entry that stands in figures."""
-    config = lab.config(setting.model, setting.variant, **setting.parts)
+    model, parts = setting.model, setting.parts
+    config = lab.config(model, setting.start, **parts)
     episodes = fixed_episodes(config, load_split(config, "test", lab.data_root), lab.device)
     limit = holding(episodes, IMAGES) if lab.quick else len(episodes)
-    length, runs = config.episode_length, []
+    length, runs, likely = config.episode_length, [], []
     for seed in chosen:
-        model = lab.trained(setting.model, setting.variant, seed=seed, **setting.parts)
-        scores = {how: bound(model, episodes, sample=how == "bound", limit=limit) for how in SCORES}
+        trained = lab.trained(model, setting.start, seed=seed, **parts)
+        scores = {
+            how: bound(trained, episodes, sample=how == "bound", limit=limit) for how in SCORES
+        }
         run = {"variant": config.variant, "seed": seed, "T": length, "K": count_reads(config)}
         run |= {"steps": config.steps, "images_seen": config.steps * config.batch * length}
-        run |= {"memory": memory_size(model, length), "n_images": scores["bound"].n_images}
+        run |= {"memory": memory_size(trained, length), "n_images": scores["bound"].n_images}
         runs.append(run | {how: asdict(score) for how, score in scores.items()})
-    return as_entry(setting, runs)
+        if setting.likely is not None:
+            trained = lab.trained(model, seed=seed, **likely_parts(config, parts))
+            at_means = bound(trained, episodes, sample=False, limit=limit)
+            counted = kl_over_T(trained, episodes, limit=limit)
+            valid = bound(trained, episodes, limit=limit)
+            found = {"paper_style": at_means, "kl_over_T": counted, "bound": valid}
+            likely.append({how: asdict(score) for how, score in found.items()})
+    return as_entry(setting, runs, likely)
 
 
-def as_entry(setting: Setting, runs: list[dict[str, Any]]) -> dict[str, Any]:
+def likely_parts(config: RunConfig, parts: dict[str, Any]) -> dict[str, Any]:
+    """The same with each KL weighed 1/T, and as many images a step; the paper's optimiser. The port
+    of DKM that weighs them so pays for KL(M) as well."""
+    weighed = {"optim": {"kl_weight": "1/T"}, "batch": config.batch} | parts
+    if isinstance(config.model, DkmConfig):
+        weighed["rows"] = parts.get("rows", {}) | {"charge": True}
+    return weighed
+
+
+def as_entry(
+    setting: Setting, runs: list[dict[str, Any]], likely: list[dict[str, Any]] | None = None
+) -> dict[str, Any]:
     """Runs of a setting, records or as they have it, over seeds; only Kanerva++ has K reads."""
     first = runs[0]
     return {
@@ -98,25 +136,44 @@ def as_entry(setting: Setting, runs: list[dict[str, Any]]) -> dict[str, Any]:
         "seeds": [run["seed"] for run in runs],
         "n_images": first["n_images"],
         "floor": math.log(first["T"]),
+        "early": any(map(is_early, runs)),
         **{how: over_seeds([run[how] for run in runs]) for how in SCORES},
+        "kl_over_T": likely_over_seeds(likely) if likely else None,
     }
+
+
+def likely_over_seeds(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """`kl_over_T` and its KLs, divided as they are, over seeds; beside them the valid bound of the
+    same weights. Records that do not say how sure it is have whole KLs at the same means do so."""
+    totals = [run["kl_over_T"]["nll_nats"] for run in runs]
+    rest = [run["paper_style"]["recon"] for run in runs]
+    sure = [run["kl_over_T"].get("ci95") or run["paper_style"]["ci95"] for run in runs]
+    entry = {
+        "nll_nats": spread(totals),
+        "kl": spread([total - recon for total, recon in zip(totals, rest, strict=True)]),
+        "bound": spread([run["bound"]["nll_nats"] for run in runs]),
+    }
+    return with_error(entry, sure)
 
 
 def read_entries(
     settings: list[Setting], preset_name: str, least: int = 3
 ) -> list[dict[str, Any]] | None:
     """The same entries from records of whole test sets, where each setting has at least so many
-    seeds, of one configuration, and all saw as many images. Else None."""
+    seeds, of one configuration, in each way it is counted. Else None."""
     folder = RESULTS / preset_name
     found = read_records(folder) if any(folder.glob("*.json")) else []
     entries = []
     for setting in settings:
-        named = (setting.model, setting.variant)
-        mine = [r for r in found if (r["model"], r["variant"]) == named and not r["partial"]]
-        if len(mine) < least or len({r["config_hash"] for r in mine}) > 1:
+        names = [setting.variant] if setting.likely is None else [setting.variant, setting.likely]
+        counted = []
+        for name in names:
+            mine = [r for r in found if (r["model"], r["variant"]) == (setting.model, name)]
+            counted.append([r for r in mine if not r["partial"]])
+        if any(len(c) < least or len({r["config_hash"] for r in c}) > 1 for c in counted):
             return None
-        entries.append(as_entry(setting, mine))
-    return entries if len({images_seen(entry) for entry in entries}) == 1 else None
+        entries.append(as_entry(setting, *counted))
+    return entries
 
 
 def images_seen(entry: dict[str, Any]) -> int:
@@ -128,7 +185,15 @@ def over_seeds(scores: list[dict[str, Any]]) -> dict[str, Any]:
     """Each term's mean and deviation; `kl` is both divergences together."""
     rows = [score | {"kl": score["kl_z"] + score["kl_y"]} for score in scores]
     entry: dict[str, Any] = {name: spread([r[name] for r in rows]) for name in (*TERMS, "kl")}
-    return entry | {"ci95": statistics.fmean(row["ci95"] for row in rows)}
+    return with_error(entry, [row["ci95"] for row in rows])
+
+
+def with_error(entry: dict[str, Any], sure: list[float]) -> dict[str, Any]:
+    """The same with 95 % over images, which is also the error of a total of one seed."""
+    entry["ci95"] = statistics.fmean(sure)
+    if len(sure) == 1:
+        entry["nll_nats"]["ci95"] = entry["ci95"]
+    return entry
 
 
 def spread(values: list[float]) -> dict[str, Any]:
@@ -151,9 +216,16 @@ def gap(worse: dict[str, Any], better: dict[str, Any]) -> dict[str, Any]:
     return {"nats": nats, "margin": margin, "clear": abs(nats) > margin, "over": over}
 
 
-def over_values(entries: list[dict[str, Any]], term: str) -> dict[str, Any]:
-    """How a term of the bound varies over the values of a sweep, and between seeds at one value."""
-    found = [entry["bound"][term] for entry in entries]
+def gaps_to(
+    without: dict[str, Any], others: list[dict[str, Any]], how: str
+) -> dict[str, dict[str, Any]]:
+    """The gap of each of the others, by its label, where it is counted so."""
+    return {one["label"]: gap(without[how], one[how]) for one in others if one[how]}
+
+
+def over_values(entries: list[dict[str, Any]], term: str, how: str = "bound") -> dict[str, Any]:
+    """How a term of a score varies over the values of a sweep, and between seeds at one value."""
+    found = [entry[how][term] for entry in entries]
     means = [one["mean"] for one in found]
     deviations = [one["std"] for one in found if one["std"] is not None]
     return {
@@ -189,24 +261,33 @@ def judge_sweep(
 def seeds_of(entry: dict[str, Any]) -> str:
     """What its figures are of."""
     count = len(entry["seeds"])
-    return f"mean ± std of {count} seeds" if count > 1 else "one seed"
+    return f"mean ± std of {count} seeds" if count > 1 else "one seed ± 95 % over images"
 
 
 def rows(entries: list[dict[str, Any]]) -> list[str]:
     """Entries as a table."""
-    lines = [["", "T", "K", "floats", "bound", "recon", "KL z", "KL y", "(paper_style)"]]
+    lines = [["", "T", "K", "floats", "bound", "recon", "KL z", "KL y", "[kl_over_T]"]]
     for entry in entries:
         facts = [entry["label"], entry["T"], entry["K"] or "-", f"{entry['floats_per_image']:.0f}"]
         terms = [pm(entry["bound"][term], 2) for term in TERMS]
-        style = pm(entry["paper_style"]["nll_nats"], 2)
-        lines.append([*map(str, facts), *terms, f"({style})"])
-    first = entries[0]
-    images = " or ".join(map(str, sorted({entry["n_images"] for entry in entries})))
-    return [
+        terms[0] += "*" if entry["early"] else ""
+        likely = entry["kl_over_T"]
+        lines.append(
+            [*map(str, facts), *terms, f"[{pm(likely['nll_nats'], 2)}]" if likely else "-"]
+        )
+    images, seen = (
+        " or ".join(f"{n:,}" for n in sorted(set(each)))
+        for each in ([e["n_images"] for e in entries], map(images_seen, entries))
+    )
+    said = [
         *columns(lines, left=1).splitlines(),
-        f"nats per image, {images} test images, {images_seen(first):,} seen, {seeds_of(first)}; "
-        "(paper_style): no bound; floats of M",
+        f"nats per image, {images} test images, {seen} seen, {seeds_of(entries[0])}; floats of M",
     ]
+    if any(entry["kl_over_T"] for entry in entries):
+        said.append("[kl_over_T]: no bound; other runs, trained with each KL weighed 1/T")
+    if any(entry["early"] for entry in entries):
+        said.append("*: scored before four fifths of its run")
+    return said
 
 
 def gap_lines(gaps: dict[str, dict[str, Any]], what: str) -> list[str]:
@@ -223,11 +304,11 @@ def gap_lines(gaps: dict[str, dict[str, Any]], what: str) -> list[str]:
 def draw_sweep(
     lab: Lab, across: str, at: list[int], by_model: dict[str, list[dict[str, Any]]]
 ) -> Figure:
-    """The bound of each model, and its divergences, against T or K."""
+    """The bound of each model, its divergences and `kl_over_T`, against T or K."""
     first = next(iter(by_model.values()))[0]
     title = f"{lab.preset}: {seeds_of(first)}, {first['steps']} steps of about "
-    figure = plots.canvas(11.6, 4.4, f"{title}{images_per_step(lab)} images")
-    left, right = figure.subplots(1, 2)
+    figure = plots.canvas(13.6, 4.4, f"{title}{images_per_step(lab)} images")
+    left, right, last = figure.subplots(1, 3)
     places = range(len(at))
     for model, entries in by_model.items():
         for axes, term, label, style in (
@@ -238,24 +319,31 @@ def draw_sweep(
             look: Any = {"label": model + label, "color": plots.COLOURS[model], "ls": style}
             plots.draw_line(axes, places, [entry["bound"][term] for entry in entries], **look)
         left.plot(places, [entry["floor"] for entry in entries], "k--", lw=1)
-    for axes, title in ((left, "test bound; dashes: its floor ln T"), (right, "its divergences")):
+        if all(entry["kl_over_T"] for entry in entries):
+            found = [entry["kl_over_T"]["nll_nats"] for entry in entries]
+            plots.draw_line(last, places, found, label=model, color=plots.COLOURS[model])
+    titles = {left: "test bound; dashes: its floor ln T", right: "its divergences"}
+    for axes, title in (titles | {last: "kl_over_T: no bound; other runs"}).items():
         plots.finish_axes(axes, across, at, title, places)
         axes.set_ylabel("nats per image")
         axes.set_ylim(bottom=0)
-        axes.legend(fontsize=8)
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend(fontsize=8)
     return figure
 
 
 def draw_bounds(lab: Lab, entries: list[dict[str, Any]]) -> Figure:
     """Both scores, a bar for each entry, a point for each seed."""
     first = entries[0]
-    title = f"{lab.preset}, T={first['T']}, {images_seen(first):,} images each; {seeds_of(first)}"
+    seen = " or ".join(f"{n:,}" for n in sorted({images_seen(entry) for entry in entries}))
+    title = f"{lab.preset}, T={first['T']}, {seen} images each; {seeds_of(first)}"
     figure = plots.canvas(11.6, 4.4, title)
-    names = [entry["label"].replace(", ", ",\n") for entry in entries]
-    titles = {"bound": "test bound; dashes: floor ln T", "paper_style": "paper_style (no bound)"}
+    titles = {"bound": "test bound; dashes: floor ln T", "kl_over_T": "kl_over_T: no bound"}
     for axes, (how, title) in zip(figure.subplots(1, 2), titles.items(), strict=True):
-        found = [entry[how]["nll_nats"] for entry in entries]
-        colours = [plots.COLOURS[entry["model"]] for entry in entries]
+        there = [entry for entry in entries if entry[how]]
+        names = [entry["label"].replace(", ", ",\n") for entry in there]
+        found = [entry[how]["nll_nats"] for entry in there]
+        colours = [plots.COLOURS[entry["model"]] for entry in there]
         bars = axes.bar(names, [one["mean"] for one in found], color=colours, alpha=0.75)
         axes.bar_label(bars, [pm(one, 2) for one in found], padding=4)
         for name, one in zip(names, found, strict=True):

@@ -5,36 +5,37 @@ each KL weighed 1/T, which may be how the paper counts and is no bound; our `bou
 The memory is free in all of them, so its floats for each image stand in the text.
 """
 
+import math
 from pathlib import Path
 from typing import Any
 
 from kanerva.errors import UserError
 from kanerva.evaluation.records import is_early, is_resized, read_records
 from kanerva.lab.experiments.measures import pm
-from kanerva.lab.experiments.sweep import RESULTS, Setting, spread, train_and_score
+from kanerva.lab.experiments.sweep import LIKELY, RESULTS, Setting, spread, train_and_score
 from kanerva.lab.harness import About, Figures, Finding, Lab
 from kanerva.lab.paper_figures import BITS_PER_DIM, KANERVA_PP, NOT_A_BOUND, TABLE1
 from kanerva.lab.tables import SETS, of_one_config, score_field, unit
 
-ROWS: dict[str, tuple[str, str, tuple[str | None, ...]]] = {  # row: label, model, its variants
-    "vma": ("VMA", "vma", (None,)),
-    "km": ("KM", "km", (None,)),
-    "km-free": ("KM, KL(M) unpaid", "km", ("free",)),
-    "dnc": ("DNC", "dnc", (None,)),
-    "dkm": ("DKM", "dkm", (None,)),
-    "dkm-free": ("DKM, KL(M) unpaid", "dkm", ("free",)),
-    "dkm-tsm": ("DKM w/TSM", "dkm-tsm", (None,)),
-    "kpp-paper": ("Kanerva++: kpp-paper", "kpp-paper", (None, "3M")),
+# row: label, model, its variants, the first that is there; rivals at full strength come first
+ROWS: dict[str, tuple[str, str, tuple[str | None, ...]]] = {
+    "vma": ("VMA", "vma", ("strong", None)),
+    "km": ("KM", "km", ("strong", None)),
+    "km-free": ("KM, KL(M) unpaid", "km", ("strong-free", "free")),
+    "dnc": ("DNC", "dnc", ("strong", None)),
+    "dkm": ("DKM", "dkm", ("strong", None)),
+    "dkm-free": ("DKM, KL(M) unpaid", "dkm", ("strong-free", "free")),
+    "dkm-tsm": ("DKM w/TSM", "dkm-tsm", ("strong", None)),
+    "kpp-paper": ("Kanerva++: kpp-paper", "kpp-paper", ("strong", None, "3M")),
     "kpp": ("kpp (ours)", "kpp", (None, "store")),
     "kpp-int8": ("kpp, int8", "kpp", ("store-int8",)),
     "kpp-48": ("kpp, 48 floats", "kpp", ("store-T256-fine",)),
     "kpp-48-int8": ("kpp, 48 floats, int8", "kpp", ("store-T256-fine-int8",)),
     "kpp-generate": ("kpp, to generate", "kpp", ("generate",)),
     "kpp-small": ("kpp, as it ships", "kpp", ("small",)),
-    "no-memory": ("no memory", "no-memory", (None,)),
-    "vae": ("VAE", "vae", (None,)),
+    "no-memory": ("no memory", "no-memory", ("strong", None)),
+    "vae": ("VAE", "vae", ("strong", None)),
 }
-LIKELY = "kl-over-T"  # the variant that is trained and scored by the paper's likely accounting
 NOTHING = "No record of ours on a data set of the paper's: nothing to compare."
 Cells = dict[str, dict[str, Any]]  # by data set and by row
 
@@ -83,6 +84,8 @@ def average(alike: list[dict[str, Any]], name: str) -> dict[str, Any]:
         "seeds": [r["seed"] for r in alike],
         "T": first["T"],
         "floats_per_image": first["memory"]["floats_per_image"],
+        "bits_per_image": (bits := first["memory"]["bits_per_image"]),
+        "sum": spread([r["bound"][part] for r in alike])["mean"] + memory_cost(bits, first, part),
         "partial": first["partial"],
         "early": any(map(is_early, alike)),
         "bound": spread([r["bound"][part] for r in alike]),
@@ -92,32 +95,50 @@ def average(alike: list[dict[str, Any]], name: str) -> dict[str, Any]:
     }
 
 
+def memory_cost(bits: float, record: dict[str, Any], part: str) -> float:
+    """A memory's bits as nats of an image, or as bits of each of its dimensions."""
+    if part == "nll_nats":
+        return bits * math.log(2)
+    return bits * record["bound"]["bits_per_dim"] * math.log(2) / record["bound"]["nll_nats"]
+
+
 HEADLINE = {  # what a row of the first screen says, its row here and its score
-    "`kpp-paper`, the paper as printed, {floats:g} floats an image": ("kpp-paper", "bound"),
+    "`kpp-paper`, the paper as printed": ("kpp-paper", "bound"),
     "a VAE with that encoder and decoder": ("vae", "bound"),
-    "**`kpp`, ours**, {floats:g} floats an image": ("kpp", "bound"),
-    "the same, asked for an image that was not written": ("kpp", "left_out"),
-    "`kpp`, {floats:g} floats an image, rounded to int8": ("kpp-48-int8", "bound"),
+    "**`kpp`**, 384 numbers an image": ("kpp", "bound"),
+    "the same, rounded to int8": ("kpp-int8", "bound"),
+    "the same, images not written": ("kpp", "left_out"),
+    "`kpp`, 48 numbers, int8": ("kpp-48-int8", "bound"),
+    "**`kpp-bits`**, every pixel": ("kpp-bits", "bound"),
 }
 
 
 def headline(records: list[dict[str, Any]]) -> str:
-    """The one table of a first screen, as Markdown: what an image costs given its memory."""
+    """The one table of a first screen, as Markdown: what an image costs given its memory, the
+    memory's bits, and the sum of both."""
     whole = [r for r in records if r["split"] == "test" and not r["partial"]]
     names = [name for name in KANERVA_PP if any(r["preset"] == name for r in records)]
     cells = collect_cells(whole, names)
+    for name in names:  # not of the paper's table, which counts floats
+        cells[name]["kpp-bits"] = find_cell(whole, name, "kpp-bits", ("bits",))
+    titles = [f"{SETS[name]}, {unit(name).removesuffix('/image')}" for name in names]
     rows = [
-        ["", *(f"{SETS[name]}, {unit(name).removesuffix('/image')}" for name in names)],
-        ["---", *("---:" for _ in names)],
-        ["Kanerva++ in the paper", *(f"≤ {KANERVA_PP[name]:.2f}" for name in names)],
+        ["", "bits/image", *(part for title in titles for part in (title, "sum"))],
+        ["---", "---:", *("---:" for _ in 2 * names)],
+        ["Kanerva++ in the paper", "–"]
+        + [part for name in names for part in (f"≤ {KANERVA_PP[name]:.2f}", "–")],
     ]
     for label, (row, how) in HEADLINE.items():
         found = [cells[name][row] for name in names]
-        floats = [cell["floats_per_image"] for cell in found if cell]
-        if floats:
-            bold = "**" if label.startswith("**") else ""
-            costs = [bold + format_cost(cell[how], how) + bold if cell else "–" for cell in found]
-            rows.append([label.format(floats=floats[0]), *costs])
+        bits = [round(cell["bits_per_image"]) for cell in found if cell]
+        if bits:
+            size = f"{bits[0]:,}" if len(set(bits)) == 1 else f"{min(bits):,} to {max(bits):,}"
+            rows.append([label, "" if how == "left_out" else size])
+            for name, cell in zip(names, found, strict=True):
+                cost = format_cost(cell[how], how) if cell else "–"
+                digits = ".2f" if name in BITS_PER_DIM else ",.0f"
+                total = f"{cell['sum']:{digits}}" if cell and how == "bound" else ""
+                rows[-1] += [f"**{cost}**" if cell and label.startswith("**") else cost, total]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 

@@ -30,7 +30,7 @@ _SMALLEST_VARIANCE = 1e-3  # ours: sigma, and each prior row's spread, stay abov
 def cholesky(matrix: Square) -> Square:
     """The lower root of a positive definite matrix, its diagonal raised by rounding's size.
 
-    A failure is told by numbers that are not finite, not by an exception: that would wait for the
+    A failure shows as numbers that are not finite, not by an exception: that would wait for the
     device. Training leaves such a step out.
     """
     diagonal = matrix.diagonal(dim1=-2, dim2=-1).mean(dim=-1)[..., None, None]

@@ -74,7 +74,8 @@ def dense_net(inputs: int, outputs: int, parameters: int) -> nn.Sequential:
 
 
 class NoMemory(KeylessModel):
-    """Context without a memory: one vector for an episode, and nothing to look up in it."""
+    """Context without a memory: one vector for an episode, and nothing to look up in it. With
+    `encoder.shift` an image sees its neighbours, as in `kpp-paper`."""
 
     reconstructed = "reconstructed: q(z|x)"
     config: NoMemoryConfig
@@ -84,6 +85,7 @@ class NoMemory(KeylessModel):
         super().__init__(config)
         channels, height, width = config.image
         self.encoder = EpisodeEncoder(config.encoder, channels)
+        self.encodes_alone = config.encoder.shift == 0
         embedding = self.encoder.features
         self.readout_posterior = ReadoutPosterior(config.readout, embedding)
         size = replaced_parameters(config, embedding)
