@@ -46,6 +46,13 @@ def library() -> dict[str, Callable[[], object]]:
         "model.recall(memory, numpy array)": lambda: model.recall(memory, array),
         "model.recall(memory, cue, steps='3')": lambda: model.recall(memory, IMAGES, steps="3"),
         "model.find(memory, numpy array)": lambda: model.find(memory, array[0]),
+        "model.find(memory, bytes as floats)": lambda: model.find(memory, (GREYS[0] * 255).round()),
+        "model.recall(memory, bytes as floats)": lambda: model.recall(
+            memory, (GREYS * 255).round()
+        ),
+        "store.find(bytes as floats)": lambda: store.find((GREYS[0] * 255).round()),
+        "model.find(empty memory, cue).images": lambda: model.find(model.empty(), IMAGES[0]).images,
+        "kanerva.show(hits)": lambda: kanerva.show(model.find(memory, IMAGES[0])),
         "model.familiarity(memory, greys)": lambda: model.familiarity(memory, GREYS),
         "model.read(memory, handles='a')": lambda: model.read(memory, handles="a"),
         "model.elbo(images, memory, handles=[0])": lambda: model.elbo(IMAGES, memory, handles=[0]),
@@ -57,6 +64,7 @@ def library() -> dict[str, Callable[[], object]]:
         "kanerva.load('glyphs', device='cuda:99')": lambda: kanerva.load(
             "glyphs", device="cuda:99"
         ),
+        "kanerva.load('glyphs', device='vulkan')": lambda: kanerva.load("glyphs", device="vulkan"),
         "kanerva.load('glpyhs')": lambda: kanerva.load("glpyhs"),
         "kanerva.load(None)": lambda: kanerva.load(nothing),
         "kanerva.build('kpp')": lambda: kanerva.build("kpp"),
@@ -67,6 +75,9 @@ def library() -> dict[str, Callable[[], object]]:
         "store.add(numpy array)": lambda: store.add(array),
         "store.add(one image)": lambda: store.add(IMAGES[0]),
         "store.add(images, [1, 2, 3, 4])": lambda: store.add(IMAGES, [1, 2, 3, 4]),
+        "kanerva.Store(made with a model, opened without)": lambda: kanerva.Store(
+            "mistakes.kanerva"
+        ),
         "store.find(numpy array)": lambda: store.find(array[0]),
         "store.get('a')": lambda: store.get("a"),
         "store.get(99)": lambda: store.get(99),

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from kanerva.lab.experiments import classify, files, gist
+from kanerva.evaluation.frechet import trained_eye
+from kanerva.lab.experiments import classify, files, gist, new_drawings
 from kanerva.lab.harness import Lab
 from kanerva.memory.container import SIZE
 from kanerva.models.kpp_bits import KppBits
-from kanerva.models.terms import ElboTerms
 from test_bits import CONFIG, shake
 
 
@@ -19,6 +19,9 @@ def model() -> KppBits:
     model = KppBits(CONFIG).eval()
     shake(model.pixel_code, 0.2)
     return model
+
+
+CODES = ("gist", "prefix")
 
 
 @pytest.fixture
@@ -33,10 +36,11 @@ def test_both_codes_stay_near_their_caps_and_store_more_with_more_bits(
 ):
     monkeypatch.setattr(gist, "COMPLETIONS", 2)
     monkeypatch.setattr(gist, "AT_ONCE", 20)  # more than one part
-    found = gist.measure(Lab(quick=True, runs=tmp_path), model, images)
+    grey = 0.8 * images + 0.1
+    found = gist.measure(Lab(quick=True, runs=tmp_path), model, images, grey)
     rows = found.figures["rows"]
     assert [row["cap"] for row in rows] == list(gist.CAPS)
-    for code in ("gist", "prefix"):
+    for code in CODES:
         for row in rows:  # a block ends with the pixel that passes its cap
             assert row[code]["bits"]["mean"] <= row["cap"] + 16
         nats = [row[code]["nats"]["mean"] for row in rows]
@@ -46,7 +50,12 @@ def test_both_codes_stay_near_their_caps_and_store_more_with_more_bits(
     assert set(found.figures["found"]) == {"top", "bottom", "left", "right", "random"}
     assert all(0 <= share <= 1 for share in found.figures["found"].values())
     assert max(map(len, found.lines)) <= 115 and found.picture is not None
+    # a pixel of the grey image is 0.1 off; one that is stored as it was written is off by as much
+    assert found.figures["noise"] == pytest.approx(0.1)
+    assert all(abs(row[c]["rmse_grey"] - row[c]["rmse"]) <= 0.1 for row in rows for c in CODES)
     assert "of the mean picture" in gist.verdict(found.figures)
+    del found.figures["noise"]  # as in earlier records
+    assert "grey" not in gist.verdict(found.figures)
 
 
 @torch.no_grad()
@@ -71,8 +80,10 @@ def test_files_are_as_large_as_they_claim_and_give_back_what_went_in(
     assert row["images"] == 16 and sum(row["differences"].values()) == 0
     assert row["bytes"] == (tmp_path / "memory").stat().st_size
     assert row["claim"] <= row["bytes"] - SIZE - row["handles"] + 1 <= row["claim"] + 12
-    lines = files.table({"rows": [{"cap": None} | row]})
-    assert max(map(len, lines)) <= 115 and "1 thread" in lines[-1]
+    coding = {"images": 16} | files.time_coding(memory)  # fails where other symbols come back
+    assert min(coding.values()) > 0
+    lines = files.table({"rows": [{"cap": None} | row], "coding": coding})
+    assert max(map(len, lines)) <= 115 and "1 thread" in lines[-2]
     assert files.verdict({"rows": [row]}).startswith("0 blocks")
 
 
@@ -91,30 +102,125 @@ def test_drawings_go_to_the_memory_that_makes_them_cheap(
     noise = torch.Generator().manual_seed(2)
     kinds = torch.bernoulli(torch.full((5, 1, 1, 10, 7), 0.4), generator=noise)
     drawings = kinds.expand(-1, 4, -1, -1, -1).contiguous()
-    lab = Lab(quick=True, runs=tmp_path)
-    (row,) = classify.measure(lab, model, drawings, 3, ((5, 2),))
+    lab, groups = Lab(quick=True, runs=tmp_path), {classify.ALL: torch.zeros(5, dtype=torch.long)}
+    monkeypatch.setattr(classify, "AT_ONCE_SCORED", 50)  # two tasks of three, then one
+    (row,) = classify.measure(lab, model, drawings, 3, ((5, 2),), groups)
     assert row["nearest"]["mean"] == 1.0 and 0 <= row["kpp-bits"]["mean"] <= 1
 
-    def copy(blocks: Tensor, features: Tensor, whole: Tensor, held: Tensor) -> Tensor:
-        return blocks.new_zeros(len(blocks), 16, 3, 2) + torch.arange(5.0)[:, None, None, None]
+    def show(blocks: Tensor, features: Tensor, whole: Tensor, held: Tensor) -> Tensor:
+        return features[:, 0]
 
-    def exact(kin: Tensor, count: Tensor, episode: Tensor) -> ElboTerms:
-        own = kin[:, 0, 0, 0].long()[:, None] == torch.arange(5)
-        return ElboTerms(own.double(), torch.zeros(5, 5), torch.zeros(5, 5))
+    def exact(kin: Tensor, episode: Tensor) -> Tensor:
+        return -(kin[:, None] - model.encoder(episode)).square().sum(dim=(2, 3, 4))
 
-    monkeypatch.setattr(model, "_ask_kin", copy)
-    monkeypatch.setattr(model, "_terms_beside", exact)
-    (row,) = classify.measure(lab, model, drawings, 3, ((5, 2),))
+    monkeypatch.setattr(model, "_ask_kin", show)
+    monkeypatch.setattr(model, "log_like", exact)
+    (row,) = classify.measure(lab, model, drawings, 3, ((5, 2),), groups)
     assert row["kpp-bits"]["mean"] == 1.0  # rows are memories, columns targets
     figures = {"characters": 5, "rows": [row | {"shots": 1}]}
     assert "100.0%" in classify.table(figures)[1] and "as hoped" in classify.verdict(figures)
 
 
-def test_tasks_never_ask_for_a_drawing_that_is_written():
+@torch.no_grad()
+def test_tasks_together_score_as_memories_do_one_by_one(model: KppBits):
+    """The cheapest memory by the bound itself is the one that is chosen."""
+    shake(model.kin, 0.2)
+    noise = torch.Generator().manual_seed(4)
+    drawings = torch.bernoulli(torch.full((6, 4, 1, 10, 7), 0.3), generator=noise)
+    groups = torch.zeros(6, dtype=torch.long)
+    written, targets = classify.deal(groups, 4, (3, 2), 2, noise)
+    scores = classify.Written(model, drawings).score(written, targets)
+    for task in range(2):
+        asked = drawings[targets[task].unbind(-1)]
+        bounds = torch.stack(
+            [
+                model._terms_new(
+                    model.write(drawings[pairs.unbind(-1)]).as_batch(), asked[None]
+                ).elbo[0]
+                for pairs in written[task]
+            ]
+        )
+        assert torch.equal(scores[task].argmax(dim=0), bounds.argmax(dim=0))
+        assert float((bounds[0] - bounds[1]).abs().max()) > 1e-3
+
+
+def test_tasks_never_ask_for_a_drawing_that_is_written_nor_leave_their_alphabet():
     noise = torch.Generator().manual_seed(3)
-    for _ in range(20):
-        written, targets = classify.deal(30, 6, 5, 3, noise)
-        assert written.shape == (5, 3, 2) and targets.shape == (5, 2)
-        assert len(set(targets[:, 0].tolist())) == 5
-        assert bool((written[..., 0] == targets[:, :1]).all())
-        assert not bool((written[..., 1] == targets[:, 1:]).any())
+    groups = torch.arange(30) % 4
+    groups[groups == 3] = 2 * (torch.arange(7) % 2)  # one group has none
+    written, targets = classify.deal(groups, 6, (5, 3), 40, noise)
+    assert written.shape == (40, 5, 3, 2) and targets.shape == (40, 5, 2)
+    assert all(len(set(row)) == 5 for row in targets[..., 0].tolist())
+    assert bool((written[..., 0] == targets[:, :, :1]).all())
+    assert not bool((written[..., 1] == targets[:, :, 1:]).any())
+    assert all(len(row.unique()) == 3 for row in written[..., 1].flatten(0, 1))
+    found = groups[targets[..., 0]]
+    assert bool((found == found[:, :1]).all()) and set(found[:, 0].tolist()) == {0, 1, 2}
+
+
+# new-drawings
+
+
+@pytest.fixture
+def drawings() -> Tensor:
+    """Four characters of eight drawings: a picture each, a tenth of its pixels changed."""
+    noise = torch.Generator().manual_seed(3)
+    base = torch.bernoulli(torch.full((4, 1, 1, 10, 7), 0.4), generator=noise)
+    changed = torch.rand(4, 8, 1, 10, 7, generator=noise) < 0.1
+    return torch.where(changed, 1 - base, base)
+
+
+def test_distances_are_those_after_the_best_shift():
+    one = torch.zeros(1, 1, 1, 10, 7)
+    one[..., 4:7, 2:5] = 1
+    moved, far = one.roll((2, -1), (-2, -1)), one.roll(5, -2)
+    found = new_drawings.shifted_distances(one, torch.cat([moved, far, 1 - one], dim=1))[0, 0]
+    assert found[0].item() == 0 and found[1] > 0 and found[2] > 10
+    pairs = torch.cat([one, moved, 1 - one], dim=1)
+    assert new_drawings.closest_pairs(pairs).tolist() == [0.0]
+
+
+def test_rivals_begin_with_the_character_itself():
+    rivals = new_drawings.draw_rivals(30, torch.Generator().manual_seed(0))
+    assert rivals.shape == (30, 20) and torch.equal(rivals[:, 0], torch.arange(30))
+    assert all(len(row.unique()) == 20 for row in rivals)
+
+
+@pytest.mark.parametrize("copied", [True, False])
+def test_copies_and_characters_are_counted(
+    model: KppBits,
+    drawings: Tensor,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    copied: bool,
+):
+    lab = Lab(quick=True, runs=tmp_path)
+    labels = torch.arange(4).repeat_interleave(8)
+    order = torch.randperm(32, generator=torch.Generator().manual_seed(0))
+    noise = torch.Generator().manual_seed(0)
+    eye = trained_eye(drawings.flatten(0, 1)[order], labels[order], steps=80, generator=noise)
+    if copied:
+
+        def give_back(lab: Lab, model: KppBits, written: Tensor) -> tuple[Tensor, Tensor]:
+            return written.roll(1, -1), written[:, :1]
+
+        monkeypatch.setattr(new_drawings, "sample", give_back)
+        drawings[:2, 5] = drawings[:2, 0]  # real ones that might pass for copies: half of four
+    found = new_drawings.measure(lab, model, drawings, eye)
+    shares = found.figures["recognised"]
+    assert shares["real"]["mean"] > 0.9  # the classifier has seen these
+    if copied:
+        assert found.figures["copies"] == 0.5 and "copies" in new_drawings.verdict(found.figures)
+        assert found.figures["copies_of_real"] >= 0.5
+    else:  # nothing is trained: neither copies nor characters
+        assert found.figures["copies"] < 0.1 and shares["samples"]["mean"] < 0.7
+    assert max(map(len, found.lines)) <= 120 and found.picture is not None
+
+
+def test_the_classifier_learns_from_what_is_not_written(drawings: Tensor, tmp_path: Path):
+    eye = new_drawings.train_classifier(Lab(quick=True, runs=tmp_path), drawings[:, 5:])
+    rivals = torch.arange(4)[:, None].repeat(1, 4)
+    rivals = (rivals + torch.arange(4)) % 4
+    assert eye.classes == 4 and eye.accuracy is not None
+    share = new_drawings.recognise(eye, drawings[:, :5], rivals)
+    assert share.shape == (4,) and share.mean() > 0.5  # chance: a quarter

@@ -34,6 +34,7 @@ from kanerva.config import (
 from kanerva.errors import UserError
 from kanerva.evaluation.noise import CUES
 from kanerva.memory.quantise import BITS
+from kanerva.training.loop import Outcome
 
 RUN = [
     "--preset", "mnist", "--encoder.width", "4", "--decoder.base", "8", "--readout.size", "4",
@@ -104,6 +105,18 @@ def test_train_resume_evaluate_compare(
     assert lines[1].split()[5] == f"{record['bound']['nll_nats']:.2f}"
     assert main(["compare", "results/mnist", filed, "--over-seeds"]) == 0
     assert capsys.readouterr().out.splitlines()[1].split()[4:6] == ["2", lines[1].split()[5]]
+
+
+@pytest.mark.parametrize("best, warned", [(40, True), (79, True), (80, False), (100, False)])
+def test_weights_that_are_best_before_the_rate_came_down_are_told_of(
+    best: int, warned: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+):
+    outcome = Outcome("finished", 100, 100, 9.0, best)
+    monkeypatch.setattr("kanerva.training.loop.train", lambda *_, **__: outcome)
+    assert main(["train", "--preset", "glyphs", "--run", str(tmp_path / "run")]) == 0
+    said = capsys.readouterr().out
+    assert (f"best at step {best}" in said) == warned
+    assert best != 40 or "about --steps 50 may end lower" in said
 
 
 def test_a_run_says_what_its_config_says(trained: Path):
@@ -225,6 +238,7 @@ def test_underscores_and_equals_signs_are_accepted():
 
 
 def test_values_are_of_the_types_of_the_options():
+    assert read_config(["--preset", "images", "--image", "3,8,8"]).model.image == (3, 8, 8)
     words = ["--data.crop", "null", "--optim.lr", "1e-3", "--image", "[3,8,8]", "--seed", "7"]
     config = read_config(["--preset", "cifar10", "--memory.outline", "false", *words])
     assert (config.data.crop, config.optim.lr, config.seed) == (None, 1e-3, 7)
@@ -261,7 +275,7 @@ def test_choices_are_those_of_the_library():
         (["train", "--preset", "mnist", "--memory.reads", "2"],
          "kpp does not use --memory.reads (kpp-paper, no-memory do)"),
         (["train", "--preset", "mnist", "--encoder.shift", "0"],
-         "kpp does not use --encoder.shift (kpp-paper, dkm-tsm do)"),
+         "kpp does not use --encoder.shift (kpp-paper, no-memory, dkm-tsm do)"),
         (["train", "--preset", "mnist", "--model", "dnc", "--rows.address", "4"],
          "dnc does not use --rows.address (km does)"),
         (["train", "--preset", "mnist", "--episode-length", "64"], "memory.capacity=36"),
@@ -341,7 +355,7 @@ def test_every_option_of_a_model_is_a_flag(model: str):
         ("rows: {count: 3}", "kpp does not use rows.count (km, dkm, dkm-tsm, dnc do)"),
         (
             "model: vae\nmemory: {size: 8}",
-            "vae does not use memory.size (kpp, kpp-bits, kpp-empty, ",
+            "vae does not use memory.size (kpp, kpp-bits, kpp-empty, kpp-bits-empty, ",
         ),
         ("epochs: 3", "unknown option epochs; use steps"),
         ("likelihood: {kind: bernoulli}", "use likelihood"),

@@ -31,10 +31,12 @@ from kanerva.config import (
     KppEncoderConfig,
     KppMemoryConfig,
     KppReadoutConfig,
+    LinearReadoutConfig,
     MatrixConfig,
     ModelConfig,
     PaperMemoryConfig,
     PaperReadoutConfig,
+    PixelCodeConfig,
     ResNetConfig,
     SlotsConfig,
     VectorReadoutConfig,
@@ -61,7 +63,7 @@ KPP_LIKE = {
 PAPER_LIKE = {
     "encoder": ResNetConfig(width=8),
     "keys": KeyConfig(hidden=16),
-    "readout": VectorReadoutConfig(size=5, hidden=16),
+    "readout": LinearReadoutConfig(size=5, hidden=16),
     "decoder": DecoderConfig(base=16, layers=2),
 }
 GROUPS = {
@@ -69,13 +71,18 @@ GROUPS = {
     "kpp-bits": KPP_LIKE
     | {
         "memory": BitsMemoryConfig(channels=3, size=12, capacity=12),
-        "code": CodeConfig(groups=4, reach=2, width=12, depth=1, maps=8),
+        "code": CodeConfig(groups=4, radius=2, width=12, depth=1, maps=8),
     },
     "kpp-empty": KPP_LIKE | {"memory": GridConfig(size=12, capacity=12)},
+    "kpp-bits-empty": KPP_LIKE
+    | {
+        "memory": GridConfig(channels=3, size=12, capacity=12),
+        "code": PixelCodeConfig(radius=2, width=12, depth=1, maps=8),
+    },
     "vae": PAPER_LIKE,
     "km": PAPER_LIKE | {"rows": AddressedMatrixConfig(count=6, width=5, address=3, noise=0.7)},
     "dkm": PAPER_LIKE | {"rows": MatrixConfig(count=6, width=5, noise=0.7)},
-    "vma": PAPER_LIKE,
+    "vma": PAPER_LIKE | {"readout": VectorReadoutConfig(size=5, hidden=16)},
     "dnc": PAPER_LIKE | {"rows": SlotsConfig(count=6, width=12, heads=2)},
 }
 GROUPS["kpp-paper"] = GROUPS["no-memory"] = PAPER_LIKE | {
@@ -86,7 +93,8 @@ GROUPS["dkm-tsm"] = GROUPS["dkm"]
 NAMES = list(MODEL_CONFIGS)
 # Further configs, for what a single one of a model does not show
 MORE = ["kpp transport", "kpp outline", "kpp-empty context", "kpp-paper colour", "dnc colour"]
-FORGETFUL = ["kpp-empty", "vae"]
+MORE += ["no-memory shifted"]
+FORGETFUL = ["kpp-empty", "kpp-bits-empty", "vae"]
 REMEMBERING = [name for name in NAMES if name not in FORGETFUL]
 
 
@@ -103,6 +111,8 @@ def config_of(name: str) -> ModelConfig:
     if kind == ["transport"]:
         memory = replace(config.memory, placement="transport")
         return replace(config, memory=memory, keys=KeyConfig(hidden=16))
+    if kind == ["shifted"]:
+        return replace(config, encoder=replace(config.encoder, shift=0.125))
     if kind:
         config = replace(config, image=(3, 10, 7), likelihood="logistic_mixture")
     if kind in (["outline"], ["context"]):
@@ -191,11 +201,12 @@ def test_capabilities_are_those_that_the_table_of_models_says():
         return {name for name in NAMES if getattr(awake(name), capability)}
 
     every = set(NAMES)
-    assert having("remembers") == every - {"kpp-empty", "vae"}
-    assert having("recalls") == every - {"kpp-empty", "vae", "no-memory"}
-    assert having("has_keys") == every - {"kpp-empty", "vae", "no-memory", "vma"}
+    assert having("remembers") == every - set(FORGETFUL)
+    assert having("recalls") == every - {*FORGETFUL, "no-memory"}
+    assert having("has_keys") == every - {*FORGETFUL, "no-memory", "vma"}
     assert having("has_blocks") == {"kpp", "kpp-bits"}
     assert having("has_code") == {"kpp-bits"}
+    assert having("is_exact") == {"kpp-bits", "kpp-bits-empty"}
     assert having("has_memory_kl") == {"km", "dkm", "dkm-tsm"}
     assert having("writes_sequentially") == {"dkm", "dkm-tsm", "dnc"}
 
@@ -259,7 +270,10 @@ def test_a_fresh_process_with_weights_memory_y_and_z_finds_the_same_densities(tm
     expected: dict[str, JointDensity] = {}
     left: dict[str, Tensor] = {}
     for name in NAMES + MORE:
-        if name == "kpp-bits":  # has no z in its bound: test_bits has a fresh process of its own
+        if name in (
+            "kpp-bits",
+            "kpp-bits-empty",
+        ):  # no z: test_bits has a process
             continue
         model, folder = awake(name), tmp_path / name
         folder.mkdir()
@@ -359,7 +373,7 @@ def test_the_same_generator_scores_the_same_and_another_does_not(model: MemoryMo
     images = draw(model.config, 2, 4)
     first, again, other = (model.elbo(images, generator=stream(s)).elbo for s in (1, 1, 2))
     assert torch.equal(first, again)
-    assert model.has_code or not torch.allclose(first, other)  # codes draw nothing
+    assert model.is_exact or not torch.allclose(first, other)  # codes draw nothing
 
 
 def test_one_memory_written_first_serves_the_whole_episode(remembering: MemoryModel):
@@ -390,7 +404,7 @@ def test_the_bound_is_the_average_log_weight_and_more_samples_tighten_it(model: 
     error = ((weights.mean(0).var(0) + bounds.var(0)) / 800).sqrt()
     assert ((weights.mean((0, 1)) - bounds.mean(0)).abs() <= 5 * error + 1e-9).all()
     tight = weights.logsumexp(0) - math.log(4)
-    assert model.has_code or (tight.mean(0) > weights.mean((0, 1))).all()  # those are exact
+    assert model.is_exact or (tight.mean(0) > weights.mean((0, 1))).all()  # those are exact
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int4"])
@@ -506,8 +520,8 @@ def test_bytes_and_other_floats_are_taken_as_they_are_meant(model: MemoryModel):
 
 
 def test_training_reaches_every_parameter_that_has_a_part_in_the_bound(model: MemoryModel):
-    """All but a bias of `vma`'s scores, which a softmax cancels, and what `kpp-empty` would make of
-    a block, for it is given zeros."""
+    """All but a bias of `vma`'s scores, which a softmax cancels, and what `kpp-empty` and its
+    like would make of a block, for they are given zeros."""
     model = deepcopy(model).train()
     with torch.enable_grad():
         outputs = model(draw(model.config, 8, 4))
@@ -516,8 +530,9 @@ def test_training_reaches_every_parameter_that_has_a_part_in_the_bound(model: Me
         (ElboTerms(**outputs).loss + auxiliary).backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None and parameter.grad.isfinite().all(), name
-        assert parameter.grad.any() or name in ("score.2.bias", "readout.lift.weight"), name
-        assert parameter.grad.any() or model.config.name in ("vma", "kpp-empty"), name
+        idle = ("score.2.bias", "readout.lift.weight", "pixel_code.lift.weight")
+        assert parameter.grad.any() or name in idle, name
+        assert parameter.grad.any() or model.config.name in ("vma", *FORGETFUL), name
 
 
 # Errors

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from kanerva.data.augment import random_affine
+from kanerva.config import DataConfig
+from kanerva.data.augment import move_copies, random_affine
 from kanerva.data.binarization import binarize
 from kanerva.data.episodes import FixedEpisodes, TrainingEpisodes, mix_kin
 from kanerva.data.image_set import ImageSet
@@ -80,6 +81,31 @@ def test_thresholded_pixels_stay_as_they_are():
         order = torch.randperm(12, generator=stream(1, "order", epoch))
         back = whole.batch_at(epoch).flatten(0, 1)[order.argsort()]
         assert torch.equal(back, (grey_set(12).images > 127).float())
+
+
+def test_static_pixels_are_drawn_once_whatever_the_seed():
+    images = grey_set(12)
+    drawn = binarize(images.images, "sample", stream("binarize", images.name, "train"))
+    assert 0 < drawn.sum() < drawn.numel()
+    for seed in (1, 2):
+        whole = TrainingEpisodes(
+            images, episode_length=3, batch=4, seed=seed, binarization="static"
+        )
+        for epoch in range(2):
+            order = torch.randperm(12, generator=stream(seed, "order", epoch))
+            back = whole.batch_at(epoch).flatten(0, 1)[order.argsort()]
+            assert torch.equal(back, drawn.float())
+    assert set(whole.some(12).unique().tolist()) == {0.0, 1.0}
+    fixed = [FixedEpisodes(images, episode_length=3, binarization=b) for b in ("static", "sample")]
+    assert fixed[0].fingerprint() == fixed[1].fingerprint()  # scored on the same pixels
+
+
+@pytest.mark.parametrize("binarization", ["static", "threshold"])
+def test_pixels_of_augmented_images_are_binary_and_what_is_measured_on_them_grey(binarization):
+    options = {"episode_length": 3, "batch": 4, "seed": 1, "augment": "affine"}
+    whole = TrainingEpisodes(grey_set(12), binarization=binarization, **options)
+    assert set(whole.batch_at(0).unique().tolist()) <= {0.0, 1.0}
+    assert whole.some(12).max() <= 1 and len(whole.some(12).unique()) > 2
 
 
 def test_processes_share_a_batch_and_nothing_is_done_twice():
@@ -189,17 +215,55 @@ def test_training_on_kin_is_the_same_for_the_same_seed_and_another_each_epoch():
     options = {"episode_length": 5, "batch": 4, "binarization": "sample", "kin": 0.5}
     images = labelled()
     first, same, other = (
-        TrainingEpisodes(images, seed=seed, augment=True, **options) for seed in (0, 0, 1)
+        TrainingEpisodes(images, seed=seed, augment="affine", **options) for seed in (0, 0, 1)
     )
     assert torch.equal(first.batch_at(1), same.batch_at(1))
     assert not torch.equal(first.batch_at(1), other.batch_at(1))
     assert not torch.equal(first.batch_at(0), first.batch_at(first.steps_per_epoch))
 
 
+@pytest.mark.parametrize(("share", "expected"), [(0.25, 3), (0.5, 6), (1.0, 12)])
+def test_copies_make_kin_without_labels(share: float, expected: int):
+    """Squares of a grey each, whose middle keeps it wherever they are moved."""
+    images = torch.zeros(60, 1, 28, 28, dtype=torch.uint8)
+    images[:, 0, 4:24, 4:24] = (4 * torch.arange(60) + 1).to(torch.uint8)[:, None, None]
+    bare = ImageSet("bare", "train", images)
+    options = {"episode_length": 5, "batch": 4, "binarization": "none", "augment": "copies"}
+    first, same, other = (
+        TrainingEpisodes(bare, seed=seed, kin=share, **options) for seed in (0, 0, 1)
+    )
+    assert torch.equal(first.batch_at(4), same.batch_at(4))
+    assert not torch.equal(first.batch_at(4), other.batch_at(4))
+    epoch = torch.cat([first.batch_at(step) for step in range(first.steps_per_epoch)])
+    shown = (255 * epoch[:, :, 0, 14, 14]).round().int().tolist()
+    assert sorted(len(set(row)) for row in shown) == [1] * expected + [5] * (12 - expected)
+    assert all((level - 1) % 4 == 0 for row in shown for level in row)
+
+
+def test_copies_of_one_image_differ_and_half_of_them_are_as_sharp_as_it_is():
+    image = torch.zeros(1, 1, 28, 20, dtype=torch.uint8)
+    image[:, :, 9:19, 7:12] = torch.arange(50, 255, 4, dtype=torch.uint8)[:50].view(10, 5)
+    copies = move_copies(image.expand(400, -1, -1, -1), torch.Generator().manual_seed(0))
+    exact = {}
+    for down in range(-2, 3):
+        for across in range(-2, 3):
+            moved = image.roll((down, across), (-2, -1))
+            exact[down, across] = (copies == moved).flatten(1).all(dim=1)
+    sharp = torch.stack(list(exact.values())).any(dim=0)
+    assert 150 < int(sharp.sum()) < 250 and len(exact) == 25
+    assert all(0 < int(found.sum()) < 40 for found in exact.values())
+    turned = copies[~sharp]
+    assert len(turned.flatten(1).unique(dim=0)) == len(turned)
+
+
 def test_kin_needs_labels():
     bare = ImageSet("bare", "train", labelled().images)
-    with pytest.raises(UserError, match="labels"):
+    with pytest.raises(UserError, match="copies makes kin without them"):
         TrainingEpisodes(bare, episode_length=5, batch=2, seed=0, binarization="sample", kin=0.5)
+    with pytest.raises(UserError, match=r"data\.kin"):
+        DataConfig(augment="copies")
+    with pytest.raises(UserError, match="at most 1"):
+        DataConfig(kin=1.5)
 
 
 def test_an_affine_map_moves_half_of_the_images_and_all_of_a_label_alike():

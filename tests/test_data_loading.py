@@ -70,7 +70,7 @@ def test_a_missing_set_says_where_it_was_looked_for_and_what_to_do(tmp_path: Pat
 
 
 def test_unknown_names_and_misplaced_options_are_named(tmp_path: Path):
-    with pytest.raises(UserError, match="unknown data set 'minst': choose one of glyphs, mnist"):
+    with pytest.raises(UserError, match="unknown data set 'minst'; did you mean mnist. there are"):
         load("minst", "train")
     with pytest.raises(UserError, match="unknown split 'dev'"):
         load("mnist", "dev")

@@ -154,3 +154,15 @@ def test_omniglot_is_split_and_as_noisy_as_stated():
     labels = [sets[split].labels for split in ("train", "test")]
     assert labels[0] is not None and labels[1] is not None
     assert labels[0].max() == 963 and labels[1].min() == 964 and labels[1].max() == 1622
+
+
+def test_characters_know_their_alphabets():
+    """Published numbers: Angelic/character01 is 0965, Malayalam/character05 is 1276,
+    Sylheti/character25 is 1527, Tibetan/character14 is 1569."""
+    numbers = {965: "Angelic", 1276: "Malayalam", 1527: "Sylheti", 1569: "Tibetan", 1623: "ULOG"}
+    found = omniglot.alphabets_of(torch.tensor(list(numbers)) - 1)
+    assert [list(omniglot.ALPHABETS)[i] for i in found.tolist()] == list(numbers.values())
+    assert sum(omniglot.ALPHABETS.values()) == 659 and len(omniglot.ALPHABETS) == 20
+    assert min(omniglot.ALPHABETS.values()) >= 20  # twenty ways within each
+    with pytest.raises(ValueError, match="evaluation set"):
+        omniglot.alphabets_of(torch.tensor([12, 1000]))

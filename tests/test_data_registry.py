@@ -95,7 +95,7 @@ def test_a_new_set_is_listed(toy: Path, capsys: pytest.CaptureFixture[str]):
     lines = capsys.readouterr().out.splitlines()
     assert "toy           not here      grey squares" in lines
     assert any(line.startswith("images        --data.folder ") for line in lines)
-    with pytest.raises(UserError, match="choose one of glyphs, .*, images, toy$"):
+    with pytest.raises(UserError, match="did you mean toy. there are glyphs, .*, images, toy$"):
         data.info("toys")
 
 

@@ -148,7 +148,7 @@ def test_the_pages_are_those_of_the_records():
 
 
 ROOT = Path(__file__).resolve().parents[1]
-RETIRED = {"walk"}  # experiments whose code is gone; RESULTS.md says what their records hold
+RETIRED = {"walk"}  # experiments whose code is gone; trials.md says what they found
 EVERY = read_records(ROOT / "results" / "reproduce")
 RECORDS = [record for record in EVERY if record["name"] not in RETIRED]
 
@@ -157,7 +157,8 @@ def test_a_retired_experiment_has_records_a_paragraph_and_no_page():
     for name in RETIRED:
         assert name not in NAMES and any(record["name"] == name for record in EVERY)
         assert not (ROOT / "docs" / "experiments" / f"{name}.md").exists()
-        assert f"`kanerva reproduce {name}`" in (ROOT / "RESULTS.md").read_text()
+        page = (ROOT / "docs" / "results" / "trials.md").read_text()
+        assert f"`kanerva reproduce {name}`" in page
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda r: f"{r['name']}-{r['preset']}")

@@ -669,7 +669,7 @@ def test_survivors_read_the_same_after_others_were_freed_and_appended(any_model:
 
 
 @pytest.mark.parametrize("kind", ["hard", "matched"])
-def test_ten_thousand_appends_and_frees_leave_just_what_is_held(kind: str):
+def test_thousands_of_appends_and_frees_leave_just_what_is_held(kind: str):
     """In random bursts; after each some hundred, M is exactly what a fresh memory of the same
     blocks in the same cells is. Handles are never used twice."""
     model = deepcopy(awake(f"{kind}-grey"))
@@ -682,7 +682,7 @@ def test_ten_thousand_appends_and_frees_leave_just_what_is_held(kind: str):
         return 1 + int(torch.randint(most, (), generator=chance))
 
     memory, blocks, issued, done, checked = model.empty(), {}, 0, 0, 0
-    while done < 10_000:
+    while done < 4_000:
         room = capacity - len(blocks)
         if room and (not blocks or torch.rand((), generator=chance) < 0.5):
             count = number(room)
@@ -702,7 +702,7 @@ def test_ten_thousand_appends_and_frees_leave_just_what_is_held(kind: str):
         if done // 500 > checked and blocks:
             checked = done // 500
             assert_holds(memory, blocks, 0.0)
-    assert checked >= 19 and issued > 4000
+    assert checked >= 7 and issued > 1600
     assert memory.issued == issued
     assert (memory.free(*memory.handles).map == 0).all()
 
@@ -1596,3 +1596,16 @@ def test_in_half_precision_blocks_and_memories_stay_float32(kind: str):
     assert all(
         value.dtype == torch.float32 and value.isfinite().all() for value in outputs.values()
     )
+
+
+def test_a_memory_carried_over_lies_where_it_lay(model: Kpp):
+    """To more cells: each block stays whole, and where places mean something, near its own."""
+    images = draw(model.config, 7)
+    memory, large = model.write(images[:6]), model.with_capacity(40)
+    grown = large.append(memory, images[6:])
+    cells = (memory.cells[None], grown.cells[None, :6])
+    old, new = (m.grid.read(m.map[None], c) for m, c in zip((memory, grown), cells, strict=True))
+    assert torch.equal(old, new)
+    if not is_hard(model):
+        moved = (grown.places[:6] - memory.places).abs().amax()
+        assert float(moved) < 1 / min(memory.grid.rows, memory.grid.columns)  # half a cell

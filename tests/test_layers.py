@@ -154,6 +154,17 @@ def test_every_deep_linear_layer_has_spectral_norm_one_once_the_power_method_has
             torch.testing.assert_close(norm, torch.tensor(1.0), rtol=1e-3, atol=0)
 
 
+def test_deep_linear_without_spectral_norm_is_as_large_as_its_weights():
+    net = deep_linear(6, 10, 4, layers=2, spectral=False)
+    with torch.no_grad():
+        for layer in net:
+            layer.weight.mul_(7)
+            layer.bias.zero_()
+    x = torch.randn(2, 6)
+    torch.testing.assert_close(net(x), x @ net[0].weight.T @ net[1].weight.T)
+    assert not any(parametrize.is_parametrized(layer) for layer in net)
+
+
 def test_deep_linear_is_one_function_in_evaluation():
     """The power method stands still, so a saved model scores the same twice."""
     net, x = deep_linear(6, 10, 4, layers=3).eval(), torch.randn(2, 6)

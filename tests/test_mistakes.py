@@ -52,6 +52,7 @@ def test_lines_say_what_to_do(found: dict[str, dict]):
     assert "kanerva.load(NAME, capacity=40)" in said["model.write(too many)"]
     assert "make demo" in said["kanerva recall runs/none"]
     assert "--steps" in said["kanerva recall glyphs --stepz 3"]
+    assert "model=" in said["kanerva.Store(made with a model, opened without)"]
 
 
 def test_what_looks_wrong_but_is_clear_works(found: dict[str, dict]):
@@ -130,19 +131,29 @@ def test_prepare_takes_pictures_of_every_kind(glyphs: MemoryModel, colour: Memor
 
 
 def test_prepare_crops_resizes_and_changes_colours(glyphs: MemoryModel, colour: MemoryModel):
-    picture = Image.new("RGB", (90, 40), "white")
+    picture = Image.new("RGB", (90, 40), "black")
     assert kanerva.prepare(picture, glyphs).shape == (1, 1, 28, 28)
-    assert bool((kanerva.prepare(picture, glyphs) == 1).all())
+    assert bool((kanerva.prepare(picture, glyphs) == 0).all())
     clear = Image.new("RGBA", (30, 30), (0, 0, 0, 0))  # what is transparent is white
-    assert bool((kanerva.prepare([clear, picture], glyphs) == 1).all())
+    assert bool((kanerva.prepare([clear, picture], glyphs)[0] == 1).all())
     grey = kanerva.prepare(np.full((50, 50), 51, dtype=np.uint8), colour)
     assert grey.shape == (1, 3, 16, 12) and bool((grey * 255 == 51).all())
 
 
+def test_prepare_warns_of_dark_ink_on_paper(glyphs: MemoryModel, colour: MemoryModel):
+    """A model that knows white ink on black cannot hold it, and would not say so."""
+    paper = Image.new("L", (28, 28), 255)
+    paper.paste(0, (12, 4, 15, 24))
+    with pytest.warns(UserWarning, match="white ink on black"):
+        images = kanerva.prepare(paper, glyphs)
+    assert torch.equal(kanerva.prepare(1 - images, glyphs), 1 - images)  # inverted: no warning
+    kanerva.prepare(paper, colour)  # has no ink
+
+
 def test_prepare_samples_with_a_generator(glyphs: MemoryModel):
-    half = np.full((8, 28, 28), 128, dtype=np.uint8)
+    half = np.full((8, 28, 28), 100, dtype=np.uint8)
     pixels = kanerva.prepare(half, glyphs, generator=torch.Generator().manual_seed(0))
-    assert 0.4 < float(pixels.mean()) < 0.6 and bool(((pixels == 0) | (pixels == 1)).all())
+    assert 0.35 < float(pixels.mean()) < 0.43 and bool(((pixels == 0) | (pixels == 1)).all())
 
 
 @pytest.mark.parametrize(
@@ -179,6 +190,13 @@ def test_what_is_written_or_scored_is_pixels_and_cues_are_any_numbers(
                     verb(memory, wrong)
         cue = 3 * torch.randn(images.shape)
         assert model.recall(memory, cue, steps=1).isfinite().all()
+        bytes_as_floats = (images * 255).round()
+        for wrong in (bytes_as_floats, bytes_as_floats.long()):
+            with pytest.raises(UserError, match="divide it by 255"):
+                model.find(memory, wrong)
+        with pytest.raises(UserError, match="divide it by 255"):
+            model.recall(memory, bytes_as_floats)
+        model.recall(memory, 255 * cue, steps=1)  # no bytes: any finite numbers may be a cue
         with pytest.raises(UserError, match="finite"):
             model.recall(memory, cue / 0)
         with pytest.raises(UserError, match="finite"):

@@ -19,11 +19,11 @@ MIXTURE = LogisticMixture(2)
 
 
 def net(
-    channels: int = 1, outputs: int = 1, reach: int = 2, box: tuple[int, int] = ONE
+    channels: int = 1, outputs: int = 1, radius: int = 2, box: tuple[int, int] = ONE
 ) -> Neighbours:
     """With nothing at its initial value: a fresh residual block does nothing."""
     sizes = {"features": 5, "outputs": outputs, "width": 8, "depth": 2}
-    made = Neighbours(channels=channels, reach=reach, box=box, **sizes)
+    made = Neighbours(channels=channels, radius=radius, box=box, **sizes)
     with torch.no_grad():
         for parameter in made.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
@@ -31,7 +31,7 @@ def net(
 
 
 def fresh() -> Neighbours:
-    return Neighbours(channels=3, features=5, outputs=2, reach=2, width=8, depth=1)
+    return Neighbours(channels=3, features=5, outputs=2, radius=2, width=8, depth=1)
 
 
 def shown(count: int, channels: int, height: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -53,17 +53,17 @@ def sees(made: Neighbours, which: int) -> Iterator[tuple[int, int, list[bool], t
             yield i - a, j - b, moved[:, a, b].tolist(), (i, j, a, b)
 
 
-@pytest.mark.parametrize("reach, box", [(1, ONE), (2, ONE), (3, ONE), (2, (2, 2)), (1, (4, 2))])
-def test_a_pixel_sees_its_neighbourhood_and_nothing_else(reach: int, box: tuple[int, int]):
-    for down, right, moved, where in sees(net(reach=reach, box=box), which=2):
-        same_row = down == 0 and -reach <= right < 0
-        above = -reach <= down < 0 and abs(right) <= reach
+@pytest.mark.parametrize("radius, box", [(1, ONE), (2, ONE), (3, ONE), (2, (2, 2)), (1, (4, 2))])
+def test_a_pixel_sees_its_neighbourhood_and_nothing_else(radius: int, box: tuple[int, int]):
+    for down, right, moved, where in sees(net(radius=radius, box=box), which=2):
+        same_row = down == 0 and -radius <= right < 0
+        above = -radius <= down < 0 and abs(right) <= radius
         assert moved == [same_row or above] * 2, where
 
 
 def test_features_speak_for_their_own_pixel():
     """And what was expected of it also for those after it."""
-    made, (features, expected, images) = net(reach=1), shown(1, 1, HEIGHT, WIDTH)
+    made, (features, expected, images) = net(radius=1), shown(1, 1, HEIGHT, WIDTH)
     before = torch.cat(made(features, expected, images), dim=1)
     other, here = torch.zeros_like(features), [[3, 2]]
     other[:, 4, 3, 2] = 1
@@ -113,7 +113,7 @@ def test_a_measured_guess_is_nearer_than_midway():
     images = torch.nn.functional.avg_pool2d(wild, 3, stride=1)[..., :12, :12]
     outline = torch.nn.functional.avg_pool2d(images, 2).repeat_interleave(2, -1)
     outline = outline.repeat_interleave(2, -2)
-    made = Neighbours(channels=3, features=5, outputs=2, reach=2, width=8, depth=1, box=(2, 2))
+    made = Neighbours(channels=3, features=5, outputs=2, radius=2, width=8, depth=1, box=(2, 2))
     features = torch.zeros(400, 5, 12, 12)
 
     def error(part: slice) -> Tensor:
@@ -274,7 +274,7 @@ def test_no_pixel_of_a_likelihood_sees_itself_or_a_later_one(
 
 
 @pytest.mark.parametrize(
-    "outline, image, reach, expected",
+    "outline, image, radius, expected",
     [
         (384, (3, 32, 32), 3, (4, 4)),
         (384, (3, 32, 32), 1, (2, 2)),
@@ -284,9 +284,9 @@ def test_no_pixel_of_a_likelihood_sees_itself_or_a_later_one(
     ],
 )
 def test_places_are_those_of_the_largest_box_a_pixel_sees(
-    outline: int, image: tuple[int, int, int], reach: int, expected: tuple[int, int]
+    outline: int, image: tuple[int, int, int], radius: int, expected: tuple[int, int]
 ):
-    config = KppDecoderConfig(base=16, depth=1, neighbours=reach, near_width=8)
+    config = KppDecoderConfig(base=16, depth=1, neighbours=radius, near_width=8)
     made = SpatialDecoder(config, KppReadoutConfig(size=4, channels=2), MIXTURE, image, outline)
     assert made.near is not None and made.near.seen.box == expected
     assert made.near.guess is not None and made.near.guess.box == expected

@@ -12,7 +12,7 @@ from kanerva.errors import UserError
 from kanerva.models import build
 from kanerva.models.kpp import Kpp
 from kanerva.models.kpp_paper import KppPaper
-from kanerva.presets import PRESETS, preset
+from kanerva.presets import PRESETS, preset, with_options
 
 
 def kpp(run: RunConfig) -> KppConfig:
@@ -51,7 +51,7 @@ def test_pixels_of_8_bits_see_their_neighbours_and_binary_ones_need_not(name: st
 @pytest.mark.parametrize("name", sorted(PRESETS))
 @pytest.mark.parametrize("model", MODEL_CONFIGS)
 def test_every_model_has_a_run_on_every_data_set(name: str, model: str):
-    if model == "kpp-bits" and DATASETS[name].binarization == "none":
+    if model.startswith("kpp-bits") and DATASETS[name].binarization == "none":
         with pytest.raises(UserError, match="pixels that are 0 or 1"):
             preset(name, model)
         return
@@ -98,12 +98,27 @@ def test_the_printed_model_is_as_printed():
 
 
 @pytest.mark.parametrize(
+    "name", ["glyphs", "mnist", "omniglot", "fashion_mnist", "cifar10", "mazes"]
+)
+@pytest.mark.parametrize("model", ["kpp-paper", "vae", "dkm"])
+def test_strong_is_the_printed_model_trained_as_kpp_is(name: str, model: str):
+    run, printed, ours = preset(name, model, "strong"), preset(name, model), preset(name)
+    assert run.model == with_options(printed.model, readout={"spectral_norm": False})
+    assert (run.model == printed.model) == (model == "dkm") and run.variant == "strong"
+    assert run.optim == ours.optim and run.episode_length == printed.episode_length
+    images = [one.batch * one.episode_length for one in (run, ours)]
+    assert images[0] == images[1] and run.steps >= ours.steps
+    assert (run.data.augment == "affine") == (name == "omniglot")
+
+
+@pytest.mark.parametrize(
     "names, complaint",
     [
         (("mnsit",), "mnsit"),
         (("mnist", "gpt"), "gpt"),
         (("mnist", "kpp", "shop"), "shop"),
-        (("mnist", "kpp-paper", "store"), "no variants"),
+        (("mnist", "kpp-paper", "store"), "there are strong"),
+        (("mnist", "kpp-empty", "strong"), "there are none"),
     ],
 )
 def test_a_typo_is_named(names: tuple[str, ...], complaint: str):

@@ -276,6 +276,23 @@ def test_the_papers_accounting_is_of_runs_trained_by_it(
     assert record["kl_over_T"]["bits_per_dim"] < style["bits_per_dim"]
 
 
+@pytest.mark.parametrize("name", ["dkm", "dkm-tsm", "km"])
+def test_the_papers_accounting_divides_the_kl_of_m_too(name: str, tmp_path: Path, mnist_root: Path):
+    start = preset("mnist", name)
+    sizes = {"encoder": {"width": 4}, "rows": {"count": 4, "width": 5}, "decoder": {"base": 8}}
+    config = replace(start, model=with_options(start.model, **sizes), episode_length=8)
+    config = replace(config, optim=replace(config.optim, kl_weight="1/T"))
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(to_dict(config)))
+    torch.manual_seed(0)
+    save_weights(build(config.model), tmp_path)
+    record = evaluate(tmp_path, load(tmp_path), episodes=4, control_images=8, data_root=mnist_root)
+    style, kl_m = record["paper_style"], record["bound"]["kl_m"]
+    expected = style["recon"] + (style["kl_z"] + style["kl_y"]) / 8 + kl_m
+    assert kl_m > 0 and record["kl_over_T"]["nll_nats"] == pytest.approx(expected)
+    assert 0 < record["kl_over_T"]["ci95"] < expected
+    check_record(record, "x")
+
+
 # Reading
 
 

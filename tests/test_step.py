@@ -28,7 +28,7 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GP
 def little(model: str = "kpp", **changes) -> RunConfig:
     """A run of a model whose every size is small; options that it lacks are left out."""
     start = preset("glyphs", model)
-    kpp = model in ("kpp", "kpp-bits", "kpp-empty")
+    kpp = model.startswith("kpp") and model != "kpp-paper"
     options = with_options(
         start.model,
         encoder={"width": 8, "depth": 1},

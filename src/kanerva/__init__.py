@@ -21,6 +21,7 @@ avoid_amx()  # before torch is loaded
 wait_passively()
 
 if TYPE_CHECKING:
+    from kanerva import data
     from kanerva.config import ModelConfig, RunConfig
     from kanerva.errors import NumbersWentBad, UserError
     from kanerva.memory.block_memory import BlockMemory
@@ -73,6 +74,7 @@ __all__ = [
     "Store",
     "UserError",
     "build",
+    "data",
     "load",
     "prepare",
     "preset",
@@ -83,6 +85,8 @@ __all__ = [
 def __getattr__(name: str) -> object:
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
+    if name == "data":
+        return import_module("kanerva.data")
     raise AttributeError(f"module 'kanerva' has no attribute {name!r}")
 
 

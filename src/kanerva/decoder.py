@@ -10,7 +10,7 @@ from kanerva.encoder import quarter
 from kanerva.errors import UserError
 from kanerva.layers.evonorm import EvoNormS0
 from kanerva.layers.outline import FromCosines, ToCosines, box, shares
-from kanerva.layers.pixel_context import Features, Neighbours, Parameters, Pixels, Told
+from kanerva.layers.pixel_context import Features, Neighbours, OutlineMask, Parameters, Pixels
 from kanerva.layers.residual import NormSiLU, residual_stack
 from kanerva.likelihoods import Likelihood
 from kanerva.readout import before_tanh
@@ -86,7 +86,7 @@ class SpatialDecoder(nn.Module):
                 channels=channels,
                 features=config.near_width,
                 outputs=outputs,
-                reach=config.neighbours,
+                radius=config.neighbours,
                 width=config.near_width,
                 depth=_CONTEXT_DEPTH,
                 box=_box(outline, image, config.neighbours) if outline else None,
@@ -109,10 +109,10 @@ class SpatialDecoder(nn.Module):
         """Parameters of p(x | z), pixel for pixel. Where pixels see their neighbours, those of
         p(x_i | z, pixels of `images` before i); without images a sketch, each pixel by itself,
         which pictures and comparisons are made of."""
-        sketch, features, told = self._pixels(readout)
+        sketch, features, has_outline = self._pixels(readout)
         if self.near is None or images is None:
             return sketch.unflatten(0, readout.shape[:2])
-        near = self.near(features, self._expected(sketch), images.flatten(0, 1), told)
+        near = self.near(features, self._expected(sketch), images.flatten(0, 1), has_outline)
         return self._shift_means(*near).unflatten(0, readout.shape[:2])
 
     @torch.no_grad()
@@ -126,8 +126,8 @@ class SpatialDecoder(nn.Module):
                 self._shift_means(output, guess)[None], as_generator(generator)
             )[0]
 
-        sketch, features, told = self._pixels(readout)
-        drawn = self.near.sample(features, self._expected(sketch), one, told)
+        sketch, features, has_outline = self._pixels(readout)
+        drawn = self.near.sample(features, self._expected(sketch), one, has_outline)
         return drawn.unflatten(0, readout.shape[:2])
 
     def _expected(self, sketch: Parameters) -> Pixels:
@@ -136,7 +136,7 @@ class SpatialDecoder(nn.Module):
     def _shift_means(self, output: Parameters, guess: Pixels) -> Parameters:
         return self.likelihood.shift_means(output[None], guess[None])[0]
 
-    def _pixels(self, readout: Readout) -> tuple[Parameters, Features, Told | None]:
+    def _pixels(self, readout: Readout) -> tuple[Parameters, Features, OutlineMask | None]:
         """The sketch, the features beside it, and who has an outline."""
         numbers, maps, outline = readout.flatten(0, 1).split(self.sizes, dim=-1)
         parts = []
@@ -148,14 +148,14 @@ class SpatialDecoder(nn.Module):
         sketch, features = pixels[:, : self.outputs], pixels[:, self.outputs :]
         if self.outline is None:
             return sketch, features, None
-        told = outline.detach().square().mean(dim=-1) > _NOTHING**2
-        return self._shift_means(sketch, self.outline(outline)), features, told
+        has_outline = outline.detach().square().mean(dim=-1) > _NOTHING**2
+        return self._shift_means(sketch, self.outline(outline)), features, has_outline
 
 
-def _box(outline: int, image: tuple[int, int, int], reach: int) -> tuple[int, int]:
+def _box(outline: int, image: tuple[int, int, int], radius: int) -> tuple[int, int]:
     """The largest box of an outline's that a pixel sees all of."""
     down, across = box(min(shares(outline, image)), *image[1:])
-    while max(down, across) > reach + 1:
+    while max(down, across) > radius + 1:
         down, across = (down // 2, across) if down > across else (down, across // 2)
     return down, across
 

@@ -46,6 +46,11 @@ def as_device(name: object) -> torch.device:
         raise UserError(f"device must be cpu, cuda or cuda:NUMBER, got {shown(name)}") from None
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise UserError(f"device {device}: this machine shows no such CUDA device; use cpu")
+    if device.type not in ("cpu", "cuda"):
+        try:
+            torch.zeros(1, device=device)
+        except (RuntimeError, NotImplementedError, ImportError, AssertionError):
+            raise UserError(f"device {device}: there is none here; use cpu") from None
     return device
 
 

@@ -1,10 +1,11 @@
 """Grids of images as PNG, with the rows named."""
 
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float, Shaped
 from PIL import Image, ImageDraw, ImageFont
@@ -15,10 +16,11 @@ from kanerva.plain_files import reason, write_whole
 
 _FRAME, _PAPER, _RULE, _INK = 2, (255, 255, 255), (208, 208, 208), (40, 40, 40)
 Pictures = Float[Tensor, "_ C H W"]
-Shown = Shaped[Tensor, "..."]  # one image, images, or steps of them
+Shown = Shaped[Tensor, "..."] | np.ndarray | Sequence  # one image, images, or steps of them
 
 MODEL_COLOURS = {  # a model has one colour, in every picture
     "kpp": "#1b6ca8",
+    "kpp-bits": "#103a5c",
     "kpp-paper": "#e07b00",
     "no-memory": "#6a6a6a",
     "vae": "#a03070",
@@ -76,7 +78,15 @@ def show(
     named = dict(images) if isinstance(images, Mapping) else {} if images is None else {"": images}
     parts: list[tuple[str, Pictures]] = []
     for name, found in (named | rows).items():
-        tensor = torch.as_tensor(found)
+        try:
+            if isinstance(found, list | tuple):
+                found = torch.stack([torch.as_tensor(one) for one in found])
+            tensor = (
+                torch.tensor(found) if isinstance(found, np.ndarray) else torch.as_tensor(found)
+            )
+        except (TypeError, ValueError, RuntimeError):
+            kind = type(found).__name__
+            raise UserError(f"show takes tensors or arrays of images, got {kind}") from None
         if tensor.ndim not in (3, 4, 5) or tensor.shape[-3] not in (1, 3) or 0 in tensor.shape:
             raise UserError(
                 f"show takes images (C, H, W), (T, C, H, W) or (S, T, C, H, W), grey or in "

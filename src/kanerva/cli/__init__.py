@@ -10,13 +10,12 @@ import sys
 import time
 import warnings
 from argparse import ArgumentError
-from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
 import kanerva
 from kanerva.cli.options import Parser, describe_argument_error, spell_flag
-from kanerva.errors import NumbersWentBad, UserError, printable
+from kanerva.errors import NumbersWentBad, UserError, printable, suggest
 
 WAIT = 10.0  # seconds; torchrun ends all processes as soon as one has failed
 
@@ -34,10 +33,14 @@ VERBS = {
     "bench": "images/s, time by part, share of the chip; agreement; time to a bound; latency",
     "data": "list the data sets, or fetch one",
 }
+EPILOG = """Tab completion in bash and zsh: put eval "$(kanerva --completion)" into your shell's
+start file, ~/.bashrc or ~/.zshrc."""
 EXTRAS = {  # packages that not every installation has
     "fastapi": "the page needs fastapi: pip install 'kanerva[explore]'",
     "uvicorn": "the page needs uvicorn: pip install 'kanerva[explore]'",
     "faiss": "a store of more than 50,000 images needs faiss: pip install 'kanerva[store]'",
+    "tensorboard": "--logger tensorboard needs tensorboard: pip install 'kanerva[tensorboard]'",
+    "wandb": "--logger wandb needs wandb: pip install 'kanerva[wandb]'",
     "lightning_fabric": "training needs lightning-fabric: pip install 'kanerva[train]'",
 }
 
@@ -77,13 +80,15 @@ def run_verb(words: list[str]) -> int:
     """Parse the words and run the verb they begin with."""
     words = words[1:] if words[:1] == ["--"] else words  # torchrun -m kanerva -- VERB
     words = ["--help"] if words[:1] == ["help"] else words
+    if words[:1] in (["--completion"], ["--complete"]):
+        return print_completion(words)
     verb = words[0] if words else ""
     if verb and verb not in VERBS and not verb.startswith("-"):
-        near = get_close_matches(verb, VERBS, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(VERBS)}"
-        raise UserError(f"unknown verb {verb!r}; {hint}")
+        hint = suggest(verb, VERBS)
+        raise UserError(f"unknown verb {verb!r}; {hint}there are {', '.join(VERBS)}")
     module = import_module(f"kanerva.cli.{verb}") if verb in VERBS else None
     parser = Parser(prog="kanerva")
+    parser.epilog = EPILOG
     parser.add_argument("--version", action="version", version=kanerva.__version__)
     verbs = parser.add_subcommands(
         dest="verb", required=False, metavar="VERB", description="kanerva VERB --help says more."
@@ -101,6 +106,15 @@ def run_verb(words: list[str]) -> int:
     subparsers[verb].check_flags(words[1:])
     options = parser.parse_args([verb, *subparsers[verb].words_first(words[1:])])
     return module.run(options[verb].as_dict(), words[1:])
+
+
+def print_completion(words: list[str]) -> int:
+    """What turns completion on in a shell; or, asked by that, what may follow the words."""
+    from kanerva.cli.completion import SCRIPT, complete
+
+    turn_on = words[0] == "--completion"
+    print(SCRIPT if turn_on else "\n".join(complete(VERBS, words[1:])), end="" if turn_on else None)
+    return 0
 
 
 def print_warning(

@@ -1,7 +1,7 @@
 """What the verbs that draw pictures share: options, the images of one episode, saving a picture."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from kanerva.cli.options import (
     SHIPPED_RUN,
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from kanerva.data import FixedEpisodes
     from kanerva.memory.heap import Memory
     from kanerva.models.base import MemoryModel
+    from kanerva.models.kpp import Kpp
 
 
 def make_picture_parser(verb: str, description: str) -> Parser:
@@ -45,7 +46,7 @@ def load_model_and_images(options: dict[str, Any]) -> "tuple[MemoryModel, Tensor
     run's own data."""
     from kanerva import data
     from kanerva.models.loading import load
-    from kanerva.seeding import stream
+    from kanerva.models.pixels import prepare
 
     model = load(options["run"], device=choose_device(options)).requires_grad_(False)
     if not options["images"]:
@@ -55,11 +56,15 @@ def load_model_and_images(options: dict[str, Any]) -> "tuple[MemoryModel, Tensor
         episodes = load_test_episodes(run, model, get_data_root(options))
         return model, episodes.batch(0, 1).images[0]
     paths = [Path(path) for path in options["images"]]
-    pixels = data.load_images(paths, model.config.image, resize=options["resize"])
-    binary = model.config.likelihood == "bernoulli"
-    noise = stream(options["seed"], "binarize")
-    drawn = data.binarize(pixels, "sample" if binary else "none", noise)
-    return model, data.to_float(drawn, binary).to(model.device)
+    # By a threshold: a file that is asked for later has to be the image that was written
+    images = prepare(data.load_images(paths, model.config.image, resize=options["resize"]), model)
+    return with_room(model, len(images)), images
+
+
+def with_room(model: "MemoryModel", count: int) -> "MemoryModel":
+    """The model, with cells for so many images."""
+    full = model.has_blocks and count > cast("Kpp", model).capacity
+    return model.with_capacity(count) if full else model
 
 
 def load_test_episodes(run: Path, model: "MemoryModel", root: Path | None) -> "FixedEpisodes":

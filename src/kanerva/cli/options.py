@@ -4,7 +4,6 @@ import itertools
 import re
 from argparse import ArgumentError, ArgumentTypeError
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, NoReturn, get_args, get_origin
@@ -12,7 +11,7 @@ from typing import Any, Literal, NoReturn, get_args, get_origin
 from jsonargparse import ArgumentParser
 
 from kanerva.config import coerce
-from kanerva.errors import UserError
+from kanerva.errors import UserError, suggest
 from kanerva.plain_files import parse_yaml
 
 Device = Literal["auto", "cpu", "cuda"]
@@ -65,9 +64,8 @@ class Parser(ArgumentParser):
         return [flag for action in self._actions for flag in action.option_strings]
 
     def unknown_flag(self, flag: str) -> UserError:
-        near = get_close_matches(flag, self.flags, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"see `{self.prog} --help`"
-        return UserError(f"unknown option {flag}; {hint}")
+        hint = suggest(flag, self.flags)
+        return UserError(f"unknown option {flag}; {hint}see `{self.prog} --help`")
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         raise UserError(describe_argument_error(ex, message)) from ex
@@ -83,7 +81,8 @@ def describe_argument_error(error: object, message: str) -> str:
     """The flag, then what is wrong with it."""
     if isinstance(error, ArgumentError) and error.argument_name is not None:
         return f"{error.argument_name}: {error.message}"
-    return re.sub(r"(required: )\w+\.", r"\1", message)  # without the verb
+    start, required, names = message.partition("required: ")
+    return start + required + re.sub(r"\b\w+\.", "", names)  # without the verb
 
 
 def spell_flag(word: str) -> str:
@@ -115,8 +114,8 @@ def parse_word(word: Any, hint: Any) -> Any:
         return None if word == "null" else word
     if str in kinds or get_origin(hint) is Literal:
         return word
-    if get_origin(hint) is list and not word.startswith("["):
-        word = f"[{word}]"  # 3, and 3,4
+    if get_origin(hint) in (list, tuple) and not word.startswith(("[", "-")):
+        word = f"[{word}]"  # 3, and 3,4: some shells take brackets for a pattern
     try:
         return parse_yaml(word)
     except Exception:  # of every kind: no YAML, so a word
@@ -134,9 +133,15 @@ def type_name(hint: Any) -> str:
 
 def choose_metavar(hint: Any) -> str | None:
     """Choices are shown beside a flag."""
-    choices = get_args(hint) if get_origin(hint) is Literal else ()
-    choices = ("true", "false") if hint is bool else choices
+    choices = list_choices(hint) if NoneType not in get_args(hint) else ()
     return f"{{{','.join(choices)}}}" if choices else None
+
+
+def list_choices(hint: Any) -> tuple[str, ...]:
+    """The words that a type admits, where it names them."""
+    kind = next((kind for kind in get_args(hint) if get_origin(kind) is Literal), hint)
+    choices = get_args(kind) if get_origin(kind) is Literal else ()
+    return ("true", "false") if kind is bool else choices
 
 
 # Values of shared options

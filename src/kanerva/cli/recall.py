@@ -42,21 +42,25 @@ def run(options: dict[str, Any], words: list[str]) -> int:
     if options["memory"]:
         empty = model.empty() if model.has_code else None
         memory = Memory.load(options["memory"], empty).to(model.device)
+        if model.has_blocks and memory.owners is not None:  # a memory of more files than most
+            model = model.with_capacity(memory.capacity)
     else:
         memory = write_memory(model, images, options)
     if options["save_memory"]:
         memory.save(options["save_memory"])
-    shown, errors = read_back(model, memory, images, options["cue"], options)
-    answers: list[str] = []
+    shown, _ = read_back(model, memory, images, options["cue"], options)
+    answers, held = [], [True] * len(images)
     if model.has_blocks:
-        shown, answers = answer(cast("Kpp", model), memory, images, options, shown)
+        shown, answers, held = answer(cast("Kpp", model), memory, images, options, shown)
     asked = "asked for" if options["memory"] else "written"
     save_picture(sheet([(asked, images), *shown], min(len(images), 16)), options, "recall.png")
     for line in answers:
         print(line)
-    at = {0: "cue"} | {step: f"step {step}" for step in (1, options["steps"])}
-    said = ", ".join(f"{name} {errors[step]:.4f}" for step, name in at.items())
-    print(f"mean squared pixel error against what was {asked}: {said}")
+    if any(held):  # of the others nothing is drawn
+        names = ["cue", *(f"step {step}" for step in sorted({1, options["steps"]}))]
+        errors = [float((picture - images)[held].square().mean()) for _, picture in shown]
+        said = ", ".join(f"{name} {e:.4f}" for name, e in zip(names, errors, strict=True))
+        print(f"mean squared pixel error against what was {asked}: {said}")
     return 0
 
 
@@ -66,8 +70,9 @@ def answer(
     images: "Tensor",
     options: dict[str, Any],
     shown: "list[tuple[str, Tensor]]",
-) -> "tuple[list[tuple[str, Tensor]], list[str]]":
-    """The same pictures, blank where a cue is not held; and what each cue shows, how surely."""
+) -> "tuple[list[tuple[str, Tensor]], list[str], list[bool]]":
+    """The same pictures, blank where a cue is not held; what each cue shows, how surely; and which
+    are held."""
     import torch
 
     from kanerva.evaluation.noise import observed
@@ -85,4 +90,4 @@ def answer(
     lines.append(f"{len(cue) - sum(absent)} of {len(cue)} cues found, {sum(absent)} not held")
     blank = torch.tensor(absent, device=cue.device)[:, None, None, None]
     pictures = [(name, picture.masked_fill(blank, 0.5)) for name, picture in shown[1:]]
-    return [(label, cue), *pictures], lines
+    return [(label, cue), *pictures], lines, [not gone for gone in absent]

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     import torch
 
 EXIT = {"finished": 0, "minutes": 0, "SIGINT": 130, "SIGTERM": 143}
-NOT_CONFIG = ("run", "resume", "minutes", "config", "data_root", "device", "size")
+NOT_CONFIG = ("run", "resume", "minutes", "config", "logger", "data_root", "device", "size")
 LONG = 100  # steps, from which on a CPU an estimate comes first
 HELP_PRESET = "mnist"  # whose defaults --help shows unless it names one
 
@@ -61,6 +61,8 @@ class TrainParser(Parser):
         self.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
         self.add_option("--minutes", type=float | None, help="stop and save after so long")
         self.add_option("--config", type=str | None, help="YAML file of the options below")
+        logger = "tensorboard or wandb: write the figures of metrics.csv there too"
+        self.add_option("--logger", type=Literal["tensorboard", "wandb"] | None, help=logger)
         self.add_device_options()
         size = "of a run on images: small takes minutes on a CPU, and is chosen there"
         self.add_option("--size", type=Literal["small", "full"] | None, help=size)
@@ -139,6 +141,7 @@ def run(options: dict[str, Any], words: list[str]) -> int:
         raise UserError(f"--minutes must be positive, got {options['minutes']}")
     config, resume = make_config(options), options["resume"]
     folder = Path(options["run"] or default_run(config))
+    from kanerva.evaluation.records import is_early
     from kanerva.runs import check_same_run, read_run_config
     from kanerva.training.loop import train
 
@@ -154,6 +157,7 @@ def run(options: dict[str, Any], words: list[str]) -> int:
         minutes=options["minutes"],
         data_root=get_data_root(options),
         accelerator=choose_device(options),
+        logger=options["logger"],
         before=None if resume else lambda device: announce(config, device, options["size"]),
     )
     if first:
@@ -162,6 +166,11 @@ def run(options: dict[str, Any], words: list[str]) -> int:
         print(f"{folder}: step {outcome.step} of {outcome.total}{bound}")
         if outcome.step < outcome.total:
             print(f"go on with: kanerva train --run {folder} --resume")
+        elif is_early({"best_step": outcome.best_step, "steps": outcome.total}):
+            print(
+                f"best at step {outcome.best_step}, where the rate had not come down: a run of "
+                f"about --steps {5 * outcome.best_step // 4} may end lower"
+            )
     return EXIT[outcome.reason]
 
 
@@ -262,7 +271,7 @@ def choose_size(name: str, model: str, asked: argparse.Namespace) -> str | None:
 
 def parse_image(value: object) -> tuple[int, int, int] | None:
     """An image's shape. None: not given, or wrong, which the full parser reports."""
-    value = parse_word(value, list)
+    value = parse_word(value, tuple[int, int, int])
     if not isinstance(value, list) or [type(n) for n in value] != [int, int, int]:
         return None
     return value[0], value[1], value[2]

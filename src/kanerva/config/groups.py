@@ -87,6 +87,14 @@ class ShiftedResNetConfig(ResNetConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class UnshiftedResNetConfig(ShiftedResNetConfig):
+    """The same, without the shift unless asked for."""
+
+    shift: float = 0.0
+    """Share of channels that move forward in the episode, and again as many back; 0 disables."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class KeyConfig(OptionGroup):
     """The network that infers keys."""
 
@@ -107,7 +115,15 @@ class VectorReadoutConfig(OptionGroup):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PaperReadoutConfig(VectorReadoutConfig):
+class LinearReadoutConfig(VectorReadoutConfig):
+    """The same, its posterior a deep linear net (App. E)."""
+
+    spectral_norm: bool = True
+    """Each of its layers has spectral norm one, so that it amplifies nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PaperReadoutConfig(LinearReadoutConfig):
     """The same, and a convolutional prior p(Z|M-hat, Y)."""
 
     prior_width: int = 64
@@ -277,7 +293,7 @@ class BitsMemoryConfig(GridConfig):
     size: int = 24
     """Hm = Wm."""
     unwritten: float = 0.125
-    """Share of each training episode that is not written; 1 for the baseline without a memory."""
+    """Share of each training episode that is not written."""
     placement: ClassVar[Placement] = "cells"
     noise: ClassVar[float] = 0.0
     outline: ClassVar[bool] = False
@@ -285,20 +301,16 @@ class BitsMemoryConfig(GridConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.unwritten > 1:
-            raise UserError(f"memory.unwritten must be at most 1, got {self.unwritten}")
+        if self.unwritten >= 1:
+            raise UserError(f"memory.unwritten must lie in [0, 1), got {self.unwritten}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class CodeConfig(OptionGroup):
-    """Blocks as bits: a gist with a price, and pixels given it. ours"""
+class PixelCodeConfig(OptionGroup):
+    """A code of pixels, each given those before it. ours"""
 
     group: ClassVar[str] = "code"
-    groups: int = 48
-    """Parts of a gist, the most telling first; what is dropped is dropped from the end."""
-    gist_bits: float = 48.0
-    """What a whole gist takes on average; training finds the price that makes it so."""
-    reach: int = 7
+    radius: int = 7
     """Radius of the pixels that the code of pixels sees."""
     width: int = 128
     """Units of its layers."""
@@ -314,6 +326,16 @@ class CodeConfig(OptionGroup):
                 raise UserError(
                     f"code.{option} must be at most {most}, got {getattr(self, option)}"
                 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodeConfig(PixelCodeConfig):
+    """Blocks as bits: a gist with a price, and pixels given it. ours"""
+
+    groups: int = 48
+    """Parts of a gist, the most telling first; what is dropped is dropped from the end."""
+    gist_bits: float = 48.0
+    """What a whole gist takes on average; training finds the price that makes it so."""
 
 
 def rows_and_columns(capacity: int) -> tuple[int, int]:

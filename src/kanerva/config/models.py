@@ -31,7 +31,10 @@ class ModelConfig:
         if min(self.image) < 1 or math.prod(self.image) > MOST_PIXELS:
             raise UserError(f"image must be (channels, height, width), got {self.image}")
         if self.likelihood == "logistic_mixture" and self.image[0] not in (1, 3):
-            raise UserError(f"logistic_mixture needs 1 or 3 channels, got {self.image[0]}")
+            raise UserError(
+                f"image is channels, height, width; logistic_mixture needs 1 or 3 channels, got "
+                f"{self.image[0]}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +58,12 @@ class KppConfig(ModelConfig):
             )
 
 
+def require_binary(config: ModelConfig) -> None:
+    """Refuse other pixels where a code counts those that are 0 or 1."""
+    if config.likelihood != "bernoulli":
+        raise UserError(f"{config.name} takes pixels that are 0 or 1: likelihood=bernoulli")
+
+
 @dataclass(frozen=True, kw_only=True)
 class KppBitsConfig(KppConfig):
     """`kpp-bits`: the same, holding by bits."""
@@ -70,8 +79,7 @@ class KppBitsConfig(KppConfig):
         numbers = memory.channels * (memory.size // rows) * (memory.size // columns)
         if numbers % parts or numbers == parts:
             raise UserError(f"a block of {numbers} numbers does not divide into {parts} groups")
-        if self.likelihood != "bernoulli":
-            raise UserError("kpp-bits takes pixels that are 0 or 1: likelihood=bernoulli")
+        require_binary(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +92,19 @@ class KppEmptyConfig(ModelConfig):
     memory: groups.GridConfig = groups.GridConfig()
     readout: groups.KppReadoutConfig = groups.KppReadoutConfig()
     decoder: groups.KppDecoderConfig = groups.KppDecoderConfig()
+
+
+@dataclass(frozen=True, kw_only=True)
+class KppBitsEmptyConfig(KppEmptyConfig):
+    """`kpp-bits-empty`: the networks of `kpp-bits`, nothing ever written."""
+
+    name: ClassVar[str] = "kpp-bits-empty"
+    memory: groups.GridConfig = groups.GridConfig(channels=6, size=24)
+    code: groups.PixelCodeConfig = groups.PixelCodeConfig()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_binary(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +125,7 @@ class VaeConfig(ModelConfig):
 
     name: ClassVar[str] = "vae"
     encoder: groups.ResNetConfig = groups.ResNetConfig()
-    readout: groups.VectorReadoutConfig = groups.VectorReadoutConfig()
+    readout: groups.LinearReadoutConfig = groups.LinearReadoutConfig()
     decoder: groups.DecoderConfig = groups.DecoderConfig()
 
 
@@ -114,7 +135,7 @@ class NoMemoryConfig(ModelConfig):
     `kpp-paper` with these options."""
 
     name: ClassVar[str] = "no-memory"
-    encoder: groups.ResNetConfig = groups.ResNetConfig()
+    encoder: groups.UnshiftedResNetConfig = groups.UnshiftedResNetConfig()
     memory: groups.PaperMemoryConfig = groups.PaperMemoryConfig()
     keys: groups.KeyConfig = groups.KeyConfig()
     readout: groups.PaperReadoutConfig = groups.PaperReadoutConfig()
@@ -169,15 +190,15 @@ class DncConfig(ModelConfig):
     encoder: groups.ResNetConfig = groups.ResNetConfig()
     rows: groups.SlotsConfig = groups.SlotsConfig()
     keys: groups.KeyConfig = groups.KeyConfig()
-    readout: groups.VectorReadoutConfig = groups.VectorReadoutConfig()
+    readout: groups.LinearReadoutConfig = groups.LinearReadoutConfig()
     decoder: groups.DecoderConfig = groups.DecoderConfig()
 
 
 MODEL_CONFIGS: dict[str, type[ModelConfig]] = {
     config.name: config
     for config in (
-        KppConfig, KppBitsConfig, KppEmptyConfig, KppPaperConfig, VaeConfig, NoMemoryConfig,
-        KmConfig, DkmConfig, DkmTsmConfig, VmaConfig, DncConfig,
+        KppConfig, KppBitsConfig, KppEmptyConfig, KppBitsEmptyConfig, KppPaperConfig,
+        VaeConfig, NoMemoryConfig, KmConfig, DkmConfig, DkmTsmConfig, VmaConfig, DncConfig,
     )
 }  # fmt: skip
 

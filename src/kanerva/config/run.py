@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 from kanerva.config.groups import LENGTH, OptionGroup, require_positive
 from kanerva.config.models import KppConfig, ModelConfig, VmaConfig
 from kanerva.config.plain import flatten, to_dict
-from kanerva.data.registry import DATASETS, Binarization
+from kanerva.data.registry import DATASETS, Augment, Binarization
 from kanerva.errors import UserError
 from kanerva.plain_files import require_name
 
@@ -25,10 +25,11 @@ class DataConfig(OptionGroup):
     set: str = "glyphs"
     """The data set's name: `kanerva data list`."""
     binarization: Binarization = "sample"
-    """How grey pixels become bits; none: 8-bit pixels."""
-    augment: Literal["none", "affine"] = "none"
+    """How grey pixels become bits: sample draws afresh each epoch, static once; none: 8-bit."""
+    augment: Augment = "none"
     """affine: half of the training images, or of their labels where episodes have kin, are turned,
-    scaled, sheared and moved a little, anew each epoch."""
+    scaled, sheared and moved a little, anew each epoch. copies: every image is, each in its own
+    way, and kin are copies of one image: no labels are used."""
     kin: float = 0.0
     """Share of training episodes whose images have one label; no other use is made of labels."""
     folder: str | None = None
@@ -40,6 +41,10 @@ class DataConfig(OptionGroup):
         super().__post_init__()
         if self.set not in DATASETS:
             raise UserError(f"unknown data set {self.set!r}; there are {', '.join(DATASETS)}")
+        if self.kin > 1:
+            raise UserError(f"data.kin is a share of episodes, at most 1, got {self.kin}")
+        if self.augment == "copies" and not self.kin:
+            raise UserError("data.augment=copies makes kin of one image: say how many, data.kin")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +87,7 @@ class RunConfig:
     preset: str = "glyphs"
     """The data set whose settings the run starts from."""
     variant: str | None = None
-    """kpp: which settings of a preset, store or generate."""
+    """Which settings of a preset: store or generate of kpp, strong of the paper's models."""
     data: DataConfig = DataConfig()
     optim: OptimConfig = OptimConfig()
     episode_length: int = 32

@@ -1,17 +1,32 @@
 """Training images turned, scaled, sheared and moved a little: half of them.
 
-What is turned is also blurred; a model that saw no other images would expect that of all.
+What is turned is also blurred; a model that saw no other images would expect that of all, and one
+that saw kin turned more often than others would know kin by it.
 """
 
 import math
 
 import torch
 import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
 
 from kanerva.shapes import Labels, Pixels
 
 _TURN, _SCALE, _SHEAR, _SHIFT = math.pi / 12, 0.15, 0.2, 1 / 14  # at most; a shift of 1 is half
+_WHOLE = 2  # pixels: the most that a copy is moved which is not turned
 _AT_ONCE = 4096
+
+
+def affine_maps(chance: Float[Tensor, "n 6"]) -> Float[Tensor, "n 2 3"]:
+    """Maps of pictures' coordinates, from numbers on [-1, 1]."""
+    turn, shear = _TURN * chance[:, 0], _SHEAR * chance[:, 1]
+    scale = (_SCALE * chance[:, 2:4]).exp()
+    linear = torch.stack(
+        [turn.cos() + shear * turn.sin(), -turn.sin() + shear * turn.cos(), turn.sin(), turn.cos()]
+    )
+    linear = linear.T.unflatten(1, (2, 2)) * scale[:, None]
+    return torch.cat([linear, _SHIFT * chance[:, 4:, None]], dim=2)
 
 
 def random_affine(
@@ -22,17 +37,28 @@ def random_affine(
     device = pixels.device
     count = len(pixels) if labels is None else int(labels.max()) + 1
     chance = 2 * torch.rand(count, 6, generator=generator, device=device) - 1
-    turn, shear = _TURN * chance[:, 0], _SHEAR * chance[:, 1]
-    scale = (_SCALE * chance[:, 2:4]).exp()
-    linear = torch.stack(
-        [turn.cos() + shear * turn.sin(), -turn.sin() + shear * turn.cos(), turn.sin(), turn.cos()]
-    )
-    linear = linear.T.unflatten(1, (2, 2)) * scale[:, None]
-    maps = torch.cat([linear, _SHIFT * chance[:, 4:, None]], dim=2)
+    maps = affine_maps(chance)
     chosen = torch.rand(count, generator=generator, device=device) < 0.5
     if labels is not None:
         maps, chosen = maps[labels], chosen[labels]
-    moved = [
+    return torch.where(chosen[:, None, None, None], _warp(pixels, maps), pixels)
+
+
+def move_copies(pixels: Pixels, generator: torch.Generator) -> Pixels:
+    """Every image under a map of its own, so that copies of one differ: every other one as above,
+    the rest moved by whole pixels, which blurs nothing."""
+    device, (height, width) = pixels.device, pixels.shape[2:]
+    chance = 2 * torch.rand(len(pixels), 6, generator=generator, device=device) - 1
+    turned = torch.rand(len(pixels), generator=generator, device=device) < 0.5
+    sides = torch.tensor([width, height], device=device)
+    shift = 2 * (_WHOLE * chance[:, 4:]).round() / sides
+    straight = torch.eye(2, device=device).expand(len(pixels), 2, 2)
+    moved = torch.cat([straight, shift[..., None]], dim=2)
+    return _warp(pixels, torch.where(turned[:, None, None], affine_maps(chance), moved))
+
+
+def _warp(pixels: Pixels, maps: Float[Tensor, "N 2 3"]) -> Pixels:
+    parts = [
         F.grid_sample(
             part.float(),
             F.affine_grid(map, list(part.shape), align_corners=False),
@@ -40,5 +66,4 @@ def random_affine(
         )
         for part, map in zip(pixels.split(_AT_ONCE), maps.split(_AT_ONCE), strict=True)
     ]
-    changed = torch.cat(moved).round().clamp(0, 255).to(torch.uint8)
-    return torch.where(chosen[:, None, None, None], changed, pixels)
+    return torch.cat(parts).round().clamp(0, 255).to(torch.uint8)

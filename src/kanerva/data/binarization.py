@@ -1,7 +1,8 @@
 """Grey pixels to black and white. The choice moves a model by tens of nats: always name it.
 
 `sample` adds pixel noise that no model can predict (45.5 nats per MNIST test image, 65.5 per
-Omniglot test image); `threshold` and `dither` add none.
+Omniglot test image); `static` is the same, drawn once for training too; `threshold` and `dither`
+add none.
 """
 
 import numpy as np
@@ -17,8 +18,8 @@ from kanerva.shapes import Pixels
 def binarize(pixels: Pixels, how: Binarization, generator: torch.Generator | None = None) -> Pixels:
     """One draw of the set: {0, 1} for every pixel, or the bytes themselves for `none`.
 
-    `sample` draws 1 with probability pixel / 255, in whole numbers: 0 is never drawn as 1, and 255
-    always is. Only `sample` uses the generator, which lives where the pixels do.
+    `sample` and `static` draw 1 with probability pixel / 255, in whole numbers: 0 is never drawn as
+    1, and 255 always is. Only these use the generator, which lives where the pixels do.
     """
     if how == "none":
         return pixels
@@ -26,8 +27,8 @@ def binarize(pixels: Pixels, how: Binarization, generator: torch.Generator | Non
         return (pixels > 127).to(torch.uint8)  # pixel / 255 > 0.5
     if how == "dither":
         return _dither(pixels)
-    if how != "sample":
-        raise UserError(f"binarization={how!r}: choose sample, threshold, dither or none")
+    if how not in ("sample", "static"):
+        raise UserError(f"binarization={how!r}: choose sample, static, threshold, dither or none")
     levels = torch.randint(
         0, 255, pixels.shape, dtype=torch.uint8, device=pixels.device, generator=generator
     )

@@ -10,10 +10,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from kanerva.data.augment import random_affine
+from kanerva.data.augment import move_copies, random_affine
 from kanerva.data.binarization import binarize, to_float
 from kanerva.data.image_set import ImageSet, pixel_hash
-from kanerva.data.registry import Binarization
+from kanerva.data.registry import Augment, Binarization
 from kanerva.errors import UserError
 from kanerva.seeding import stream
 from kanerva.shapes import Counted, Episode, Labels, Pixels
@@ -44,7 +44,7 @@ class TrainingEpisodes:
         batch: int,
         seed: int,
         binarization: Binarization,
-        augment: bool = False,
+        augment: Augment = "none",
         kin: float = 0.0,
         device: str | torch.device = "cpu",
         rank: int = 0,
@@ -61,11 +61,16 @@ class TrainingEpisodes:
         self._share = slice(rank * batch // world_size, (rank + 1) * batch // world_size)
         self._device = torch.device(device)
         self._grey = image_set.images.to(home(image_set.images, self._device))
-        self.augment, self.kin = augment, kin
-        if kin and image_set.labels is None:
-            raise UserError(f"data.kin needs labels, and {image_set.name} has none")
-        if binarization != "sample" and not augment:  # the same pixels every epoch
-            self._grey = binarize(self._grey, binarization)
+        self.augment: Augment = augment
+        self.kin = kin
+        if kin and augment != "copies" and image_set.labels is None:
+            raise UserError(
+                f"data.kin needs labels, and {image_set.name} has none: data.augment=copies makes "
+                "kin without them"
+            )
+        self._is_binary = binarization not in ("sample", "none") and augment == "none"
+        if self._is_binary:  # the same pixels every epoch
+            self._grey = binarize(self._grey, binarization, self._draws(0))
         self._epoch: tuple[int, Order, Pixels] | None = None
 
     def batch_at(self, step: int) -> Episode:
@@ -79,11 +84,11 @@ class TrainingEpisodes:
         return to_float(batch, self.binarization != "none")
 
     def some(self, count: int) -> Float[Tensor, "N C H W"]:
-        """Images from all over the set, the same for every process; of sampled pixels the greys."""
+        """Images from all over the set, the same for every process; greys where pixels change."""
         size = len(self._grey)
         count = min(count, size)
         images = self._grey[torch.arange(count, device=self._grey.device) * size // count]
-        return to_float(images.to(self._device), self.binarization in ("threshold", "dither"))
+        return to_float(images.to(self._device), self._is_binary)
 
     def _draw(self, epoch: int) -> tuple[Order, Pixels]:
         """The order and pixels of an epoch; the latest is kept."""
@@ -91,8 +96,11 @@ class TrainingEpisodes:
             self._epoch = None  # let the last one go before the next takes its room
             device = self._grey.device
             shuffle = stream(self.seed, "order", epoch)  # on the CPU: the same on every device
-            if self.kin and self.image_set.labels is not None:
-                count, length = self.steps_per_epoch * self.batch, self.episode_length
+            count, length = self.steps_per_epoch * self.batch, self.episode_length
+            if self.augment == "copies":
+                order = mix_copies(len(self.image_set), length, count, self.kin, shuffle)
+                order = order.flatten().to(device)
+            elif self.kin and self.image_set.labels is not None:
                 order = mix_kin(self.image_set.labels, length, count, self.kin, shuffle)
                 order = order.flatten().to(device)
             elif self.image_set.groups is None:
@@ -101,15 +109,25 @@ class TrainingEpisodes:
                 order = cut_paths(self.image_set.groups, self.episode_length, shuffle)
                 order = order.flatten().to(device)
             pixels = self._grey
-            if self.augment:
+            noise = stream(self.seed, "augment", epoch, device=device)
+            if self.augment == "copies":
+                pixels = move_copies(pixels[order], noise)
+                order = torch.arange(len(order), device=device)
+            elif self.augment == "affine":
                 labels = self.image_set.labels if self.kin else None
-                noise = stream(self.seed, "augment", epoch, device=device)
                 pixels = random_affine(pixels, noise, None if labels is None else labels.to(device))
-            if self.augment or self.binarization == "sample":
-                draws = stream(self.seed, "binarize", epoch, device=device)
-                pixels = binarize(pixels, self.binarization, draws)
+            if self.augment != "none" or self.binarization == "sample":
+                pixels = binarize(pixels, self.binarization, self._draws(epoch))
             self._epoch = epoch, order, pixels
         return self._epoch[1:]
+
+    def _draws(self, epoch: int) -> torch.Generator:
+        """Of pixels: afresh each epoch, or always those of the set, whatever the seed."""
+        static = self.binarization == "static"
+        names = (
+            ("binarize", self.image_set.name, "train") if static else (self.seed, "binarize", epoch)
+        )
+        return stream(*names, device=self._grey.device)
 
 
 def home(images: Pixels, device: torch.device) -> torch.device:
@@ -203,6 +221,14 @@ def mix_kin(
     mixed = torch.randperm(len(labels), generator=shuffle)[: len(labels) // length * length]
     runs = torch.cat([kin, mixed.view(-1, length)[: count - len(kin)]])
     return runs[torch.randperm(len(runs), generator=shuffle)]
+
+
+def mix_copies(size: int, length: int, count: int, share: float, shuffle: torch.Generator) -> Runs:
+    """So many episodes, a share of them of one image as often as it takes, the others of any."""
+    kin = torch.randperm(size, generator=shuffle)[: round(share * count)]
+    mixed = torch.randperm(size, generator=shuffle)[: (count - len(kin)) * length]
+    runs = torch.cat([kin[:, None].expand(-1, length), mixed.view(-1, length)])
+    return runs[torch.randperm(count, generator=shuffle)]
 
 
 def cut_paths(groups: Labels, length: int, shuffle: torch.Generator) -> Runs:

@@ -24,6 +24,10 @@ class ImageSet:
     def __len__(self) -> int:
         return self.images.shape[0]
 
+    def __repr__(self) -> str:
+        shape = " x ".join(map(str, self.image_shape))
+        return f"ImageSet({self.name} {self.split}: .images {len(self)} x {shape}, uint8)"
+
     @property
     def image_shape(self) -> tuple[int, int, int]:
         channels, height, width = self.images.shape[1:]

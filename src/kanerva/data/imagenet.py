@@ -163,7 +163,7 @@ def _count(path: Path, size: int) -> int:
 
 
 def _images(path: Path, count: int, size: int) -> Iterator[tuple[int, np.ndarray]]:
-    """The images of a file in order, some at a time, each time with the first one's position."""
+    """The images of a file in order, some at a time, each time with the position of the first."""
     one = 3 * size * size
     with _array(path, "data") as (member, _, _):
         for first in range(0, count, CHUNK):

@@ -80,9 +80,13 @@ def load_folder(
 
 
 def load_images(
-    paths: Sequence[Path], image_shape: tuple[int, int, int], resize: bool = False
+    paths: Sequence[Path],
+    image_shape: tuple[int, int, int],
+    resize: bool = False,
+    problems: dict[str, str] | None = None,
 ) -> Pixels:
-    """The given files, and for a folder all images in it, as a model of this shape takes them."""
+    """The given files, and for a folder all images in it, as a model of this shape takes them.
+    Files that cannot be read are entered in `problems` and left out; without it, an error."""
     files: list[Path] = []
     for path in paths:
         if not os.path.exists(path):  # False for names that no system takes
@@ -102,12 +106,15 @@ def load_images(
             try:
                 picture = open_picture(file, channels)
             except Unreadable as problem:
-                raise UserError(f"{file}: {problem}") from problem
+                if problems is None:
+                    raise UserError(f"{file}: {problem}") from problem
+                problems[str(file)] = str(problem)
+                continue
             if picture.size != (width, height) and not resize:
                 found = f"{picture.width} x {picture.height}"
                 raise UserError(f"{file}: {found} where {width} x {height} is needed: use --resize")
             pictures.append(fitted(picture, (height, width)))
-    return torch.from_numpy(np.stack(pictures))
+    return torch.from_numpy(np.array(pictures, dtype=np.uint8).reshape(-1, *image_shape))
 
 
 def _readable_files(folder: Path, channels: int) -> list[Path]:

@@ -14,7 +14,7 @@ from kanerva.errors import UserError
 
 
 def data_root(explicit: Path | None = None) -> Path:
-    """Where data are looked for and fetched to: as told, else `$KANERVA_DATA`, else the cache."""
+    """Where data are looked for and fetched to: as given, else `$KANERVA_DATA`, else the cache."""
     if explicit is not None:
         return Path(explicit).expanduser()
     chosen = os.environ.get("KANERVA_DATA")

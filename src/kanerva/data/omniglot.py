@@ -23,6 +23,7 @@ from kanerva.data.picture_files import open_picture
 from kanerva.errors import UserError
 from kanerva.plain_files import open_regular
 from kanerva.seeding import stream
+from kanerva.shapes import Labels
 
 SIZE = 28
 MOST = 2**28  # bytes of the drawings of a part: 212 million are published
@@ -30,6 +31,12 @@ MOST_DRAWINGS = 100_000  # 19,280
 MOST_PIXELS = 2**20  # of a drawing: 11,025
 HELD_OUT = 2_000  # drawings of the background set that are kept for validation
 BACKGROUND_CHARACTERS = 964  # so the evaluation set's first label is 964
+ALPHABETS = {  # of the evaluation set, in the order of their characters' numbers
+    "Angelic": 20, "Atemayar_Qelisayer": 26, "Atlantean": 26, "Aurek-Besh": 26, "Avesta": 26,
+    "Ge_ez": 26, "Glagolitic": 45, "Gurmukhi": 45, "Kannada": 41, "Keble": 26, "Malayalam": 47,
+    "Manipuri": 40, "Mongolian": 30, "Old_Church_Slavonic_(Cyrillic)": 45, "Oriya": 46,
+    "Syriac_(Serto)": 23, "Sylheti": 28, "Tengwar": 25, "Tibetan": 42, "ULOG": 26,
+}  # fmt: skip
 DRAWING = re.compile(r"(?:^|/)(\d{4})_(\d{2})\.png$")  # character, drawer
 FILES = published(
     "https://raw.githubusercontent.com/brendenlake/omniglot/master/python/",
@@ -68,6 +75,14 @@ def load(split: str, place: Path) -> ImageSet | None:
         kept = validation if split == "validation" else ~validation
         images, labels = images[kept], labels[kept]
     return ImageSet("omniglot", split, images, labels)
+
+
+def alphabets_of(labels: Labels) -> Labels:
+    """Which of the evaluation set's alphabets each character is of."""
+    ends = BACKGROUND_CHARACTERS + torch.tensor(list(ALPHABETS.values())).cumsum(0)
+    if not BACKGROUND_CHARACTERS <= int(labels.min()) <= int(labels.max()) < int(ends[-1]):
+        raise ValueError("these are not all characters of the evaluation set")
+    return torch.searchsorted(ends, labels.cpu(), right=True)
 
 
 def is_present(place: Path) -> bool:

@@ -9,16 +9,17 @@ Nothing else changes. `place` below is the set's own folder, `<data root>/NAME`.
     fetch(place) -> list[Path]                         # its own way to get the files; their paths
 
 and of the last two neither, where the entry says which files to get `by_hand`. An entry names the
-options that `load` takes: whoever gives one to another set is told which sets take it. `mnist.py`
+options that `load` takes: whoever gives one to another set learns which sets take it. `mnist.py`
 is a short example.
 """
 
 from dataclasses import dataclass
 from typing import Literal
 
-from kanerva.errors import UserError
+from kanerva.errors import UserError, suggest
 
-Binarization = Literal["sample", "threshold", "dither", "none"]
+Binarization = Literal["sample", "static", "threshold", "dither", "none"]
+Augment = Literal["none", "affine", "copies"]
 SPLITS = ("train", "validation", "test")
 
 
@@ -95,5 +96,6 @@ DATASETS: dict[str, DatasetInfo] = {entry.name: entry for entry in _ENTRIES}
 def info(name: str) -> DatasetInfo:
     """What is known of the set of that name."""
     if name not in DATASETS:
-        raise UserError(f"unknown data set {name!r}: choose one of {', '.join(DATASETS)}")
+        hint = suggest(str(name), DATASETS)
+        raise UserError(f"unknown data set {name!r}; {hint}there are {', '.join(DATASETS)}")
     return DATASETS[name]

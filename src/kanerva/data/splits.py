@@ -42,7 +42,7 @@ def training_episodes(
         batch=config.batch,
         seed=config.seed,
         binarization=config.data.binarization,
-        augment=config.data.augment == "affine",
+        augment=config.data.augment,
         kin=config.data.kin,
         device=device,
         **share,
@@ -55,7 +55,7 @@ def fixed_episodes(
     device: torch.device,
     binarization: Binarization | None = None,
 ) -> FixedEpisodes:
-    """The episodes a run is scored on: its own T and, unless told otherwise, its own pixels."""
+    """The episodes a run is scored on: its own T and, unless asked otherwise, its own pixels."""
     return FixedEpisodes(
         images,
         episode_length=config.episode_length,

@@ -128,6 +128,28 @@ def bound(
     return score(episodes, terms_of, limit=limit, title=title)
 
 
+def kl_over_T(
+    model: MemoryModel,
+    episodes: FixedEpisodes,
+    *,
+    limit: int | None = None,
+    title: str | None = None,
+) -> Score:
+    """How the paper may have counted, and no bound by any reading: posterior means, and each KL
+    divided by T. That of M, which a whole episode shares, is counted with that of z."""
+    share = 1 / episodes.episode_length
+
+    def terms_of(chunk: Chunk) -> ElboTerms:
+        images = chunk.batch.images
+        terms = model.elbo(images, sample=False, generator=chunk.generator)
+        kl_z, kl_y = share * terms.readout_kl, share * terms.key_kl
+        if model.has_memory_kl:
+            kl_z = kl_z + model.memory_kl(images)
+        return ElboTerms(terms.log_likelihood, kl_z, kl_y)
+
+    return score(episodes, terms_of, limit=limit, title=title)
+
+
 def validation_score(model: MemoryModel, episodes: FixedEpisodes, limit: int) -> Score:
     """What decides which step of a training is best."""
 

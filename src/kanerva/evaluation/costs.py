@@ -13,8 +13,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from kanerva.config import RunConfig
 from kanerva.data.episodes import FixedEpisodes
 from kanerva.errors import UserError
-from kanerva.evaluation.bound import chunks
+from kanerva.evaluation.bound import Chunk, Score, score
 from kanerva.models.base import MemoryModel
+from kanerva.models.kpp_bits import KppBits
 from kanerva.models.terms import ElboTerms
 from kanerva.plain_files import read_sealed
 from kanerva.seeding import stream
@@ -31,15 +32,24 @@ def memory_size(model: MemoryModel, length: int, dtype: str = "float32") -> dict
     }
 
 
-@torch.no_grad()
-def stream_bits(model: MemoryModel, episodes: FixedEpisodes, limit: int) -> float:
-    """Bits for each image of all that p reads in the file of a memory, over whole episodes: gists,
-    detail, caps, the end of the stream. Its header of 128 bytes and the handles are not read."""
+def score_and_size(
+    model: KppBits, episodes: FixedEpisodes, limit: int, title: str
+) -> tuple[Score, float]:
+    """The bound, and bits for each image of all that p reads in the files of the memories, over
+    whole episodes: gists, detail, caps, the end of the stream. A file's header of 128 bytes and
+    the handles are not read."""
     total = 0
-    for chunk in chunks(episodes, limit, "bits"):
-        memory = model.write(chunk.batch.images, generator=chunk.generator)
-        total += sum(8 * len(memory[b].as_container().stream) for b in range(len(memory.map)))
-    return total / (min(limit, len(episodes)) * episodes.episode_length)
+
+    def terms_of(chunk: Chunk) -> ElboTerms:
+        nonlocal total
+        images = chunk.batch.images
+        memory = model.write(images, generator=chunk.generator)
+        total += sum(8 * len(memory[b].as_container().stream) for b in range(len(images)))
+        handles = torch.arange(images.shape[1], device=model.device).expand(len(images), -1)
+        return model.elbo(images, memory, handles=handles, generator=chunk.generator)
+
+    found = score(episodes, terms_of, limit=limit, title=title)
+    return found, total / (min(limit, len(episodes)) * episodes.episode_length)
 
 
 def flop_per_image(model: MemoryModel, config: RunConfig) -> float:

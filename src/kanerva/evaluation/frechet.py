@@ -99,8 +99,10 @@ def trained_eye(
         raw = torch.cat([network.trunk(some) for some in images[:kept].split(CHUNK)])
         accuracy = None
         if targets is not None and kept < len(images):
-            told = torch.cat([network(some) for some in images[kept:].split(CHUNK)]).argmax(dim=1)
-            accuracy = (told == targets[kept:]).float().mean().item()
+            predicted = torch.cat([network(some) for some in images[kept:].split(CHUNK)]).argmax(
+                dim=1
+            )
+            accuracy = (predicted == targets[kept:]).float().mean().item()
     learnt_from = "images" if labels is None else "labels"
     std = raw.std(dim=0).clamp(min=1e-6)
     return Eye(network, raw.mean(dim=0), std, learnt_from, classes, accuracy)

@@ -17,13 +17,13 @@ from kanerva.data.image_set import ImageSet
 from kanerva.data.registry import Binarization
 from kanerva.data.splits import fixed_episodes, load_split
 from kanerva.errors import NumbersWentBad, UserError
-from kanerva.evaluation.bound import Score, bound, iwae, memory_kl
+from kanerva.evaluation.bound import Score, bound, iwae, kl_over_T, memory_kl
 from kanerva.evaluation.controls import IMAGES, controls
 from kanerva.evaluation.costs import (
     flop_per_image,
     gather_training_facts,
     memory_size,
-    stream_bits,
+    score_and_size,
 )
 from kanerva.evaluation.records import SCHEMA, check_record
 from kanerva.evaluation.resized import ResizedMemory
@@ -76,13 +76,13 @@ def evaluate(
             raise UserError(f"{model.config.name} holds floats: --bits is for kpp-bits")
         model = cast(KppBits, model).within(bits)
     subject = Subject(config, model.storing_as(memory_dtype), split, episodes, data_root)
-    headline = score_headline(subject, run)
+    headline, bits_per_image = score_headline(subject, run)
     readout = model.readout_shapes
     record = {
         "schema": SCHEMA,
         "kind": "evaluation",
         **describe(subject, headline, run, variant),
-        "memory": describe_memory(subject, headline),
+        "memory": describe_memory(subject, headline, bits_per_image),
         "resized": config != trained,
         "z_shape": readout if len(readout) > 1 else readout[0],
         **score_bounds(subject, headline, iwae_samples),
@@ -146,12 +146,18 @@ class Subject:
 # Scores
 
 
-def score_headline(subject: Subject, run: Path) -> Score:
-    """The bound; one that is no number is no result."""
-    found = subject.bound("bound")
+def score_headline(subject: Subject, run: Path) -> tuple[Score, float | None]:
+    """The bound, and the bits of what was written where blocks are bits. One that is no number is
+    no result."""
+    model, bits = subject.model, None
+    if model.has_code:
+        coded = cast(KppBits, model)
+        found, bits = score_and_size(coded, subject.episodes, subject.limit, "bound")
+    else:
+        found = subject.bound("bound")
     if not math.isfinite(found.nll_nats):
         raise NumbersWentBad(f"{run}: the bound is {found.nll_nats}")
-    return found
+    return found, bits
 
 
 def score_bounds(subject: Subject, headline: Score, iwae_samples: int) -> Entry:
@@ -162,10 +168,12 @@ def score_bounds(subject: Subject, headline: Score, iwae_samples: int) -> Entry:
         kl_m = memory_kl(model, subject.episodes, limit, "KL(M)")
         entries["bound"]["kl_m"] = kl_m
         entries["full_bound"] = subject.total(headline.nll_nats + kl_m)
-    at_means = subject.bound("paper style", sample=False)  # no bound
+    # no bound; the bound itself where nothing is drawn
+    at_means = headline if model.is_exact else subject.bound("paper style", sample=False)
     entries["paper_style"] = subject.entry(at_means)
     if config.optim.kl_weight == "1/T":  # nor this: each KL divided by T, as the run was trained
-        entries["kl_over_T"] = subject.total(at_means.objective(config.kl_weight))
+        likely = kl_over_T(model, subject.episodes, limit=limit, title="KL over T")
+        entries["kl_over_T"] = subject.total(likely.nll_nats) | {"ci95": likely.ci95}
     if iwae_samples:
         k, title = iwae_samples, f"iwae {iwae_samples}"
         nll, ci95 = iwae(model, subject.episodes, k, limit=limit, title=title)
@@ -224,12 +232,11 @@ def describe(subject: Subject, headline: Score, run: Path, variant: str | None) 
     }
 
 
-def describe_memory(subject: Subject, headline: Score) -> Entry:
+def describe_memory(subject: Subject, headline: Score, bits: float | None) -> Entry:
     """What the memory takes, and what it costs together with the bound."""
     model, image = subject.model, subject.config.model.image
     size = memory_size(model, subject.config.episode_length, model.memory_dtype)
-    if model.has_code:
-        bits = stream_bits(model, subject.episodes, subject.limit)
+    if bits is not None:
         cap = cast(KppBits, model).cap
         size |= {"dtype": "bits", "bits_per_image": bits, "cap": None if cap == ALL else cap}
     bits_per_dim = size["bits_per_image"] / math.prod(image)

@@ -36,6 +36,7 @@ class Total:
 
     nll_nats: float
     bits_per_dim: float
+    ci95: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +75,7 @@ class Controls:
 
 @dataclass(frozen=True, kw_only=True)
 class Familiarity:
-    """How well written images are told from others."""
+    """How well written images are distinguished from others."""
 
     auroc: float
     n_written: int

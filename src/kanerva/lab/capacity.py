@@ -1,83 +1,156 @@
-"""The bound against what it may keep: records of one model drawn over floats and bits per image.
+"""The bound against the bits of a memory, beside what those bits could do at best.
 
-python -m kanerva.lab.capacity docs/capacity.png results/mnist/kpp-store*-s0.json
+python -m kanerva.lab.capacity docs/capacity.png RECORDS: evaluations of one data set, with models
+without a memory among them, and of `reproduce` gist and lossless. Yardsticks:
+
+    floor      ln T: one distribution that serves T images cannot average below it
+    limit      the best model without a memory, less the bits as nats; no less than the floor
+    lossless   a table of pixel contexts, which holds every pixel; its bound is the floor
+    prefix     the pixel code of `kpp-bits` without a gist: as many first pixels as the bits allow
 """
 
 import math
+import statistics
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from kanerva.errors import UserError
 from kanerva.evaluation.records import read_record
-from kanerva.lab.paper_figures import BITS_PER_DIM, KANERVA_PP
+from kanerva.evaluation.report import columns
+from kanerva.lab.tables import named
 from kanerva.pictures import write_picture
+from kanerva.plain_files import read_json
 
-FLOOR, QUIET = "#999999", "#666666"
-COLOURS = {"float32": "#1f4e79", "bfloat16": "#4c9f70", "int8": "#d98e04", "int4": "#b03a2e"}
-PIXELS = 784.0  # bits of an image kept as it is
+QUIET = "#666666"
+LENGTH = 32  # images of a memory: T of yardsticks
+LOOKS = {  # of each family: mark, colour, what it is
+    "kpp": ("o", "#1f4e79", "kpp: blocks of numbers"),
+    "kpp-bits": ("D", "#b03a2e", "kpp-bits: gist, then pixels"),
+    "prefix": ("v", "#d98e04", "the pixels of kpp-bits, no gist"),
+    "lossless": ("*", "#4c9f70", "lossless code"),
+}
+WITHOUT = ("kpp-empty", "kpp-bits-empty")  # the same networks, nothing written
+TWIN = {"kpp": "kpp-empty", "kpp-bits": "kpp-bits-empty", "prefix": "kpp-bits-empty"}
 
 
-def draw(records: list[dict[str, Any]]) -> Figure:
-    """Two panels: floats for each image, and bits. A dash below each point is its floor ln T."""
+@dataclass(frozen=True)
+class Point:
+    """What an image costs in a memory of so many bits for each."""
+
+    name: str
+    family: str
+    bits: float
+    bound: float
+    length: int = LENGTH
+
+    @property
+    def sum(self) -> float:
+        """Memory and bound, in nats: a code length that includes everything."""
+        return self.bits * math.log(2) + self.bound
+
+
+def collect(paths: Sequence[Path]) -> list[Point]:
+    """Points of records, those of one model without a memory as their mean over seeds."""
+    points, without = [], dict[str, list[float]]()
+    records = [read_record(path) for path in paths if path.parent.name != "reproduce"]
+    for record in records:
+        model, bound = record["model"], record["bound"]["nll_nats"]
+        if model in WITHOUT:
+            without.setdefault(model, []).append(bound)
+        elif model in LOOKS:
+            bits = record["memory"]["bits_per_image"]
+            points.append(Point(named(record), model, bits, bound, record["T"]))
+    points += [Point(model, model, 0.0, statistics.fmean(b)) for model, b in without.items()]
+    for path in paths:
+        if path.parent.name == "reproduce":
+            made = _yardsticks(read_json(path), records)
+            points += [point for point in made if point.family not in without]
+    return sorted(points, key=lambda point: (-point.bits, point.name))
+
+
+def _yardsticks(record: dict[str, Any], records: list[dict[str, Any]]) -> list[Point]:
+    figures = record["figures"]
+    if record["name"] == "lossless":
+        return [Point("lossless code", "lossless", figures["bits_per_image"], math.log(LENGTH))]
+    if record["name"] != "gist":
+        raise UserError(f"no yardstick in a record of {record['name']}")
+    # With everything stored a bound of kpp-bits is its key's cost, which pixels alone pay as well.
+    whole = [r for r in records if r["model"] == "kpp-bits" and r["T"] == LENGTH]
+    if not whole:
+        raise UserError("the prefix-only code pays for keys as kpp-bits does: give a record of it")
+    key = min(r["bound"]["nll_nats"] for r in whole)
+    rows = [(r["prefix"]["bits"]["mean"], r["prefix"]["nats"]["mean"]) for r in figures["rows"]]
+    points = [Point("prefix-only code", "prefix", bits, nats + key) for bits, nats in rows]
+    # of an image that is not held this code pays for all pixels, and for no key
+    whole_code = statistics.fmean(nats + bits * math.log(2) for bits, nats in rows)
+    return [*points, Point("prefix-only code, no memory", "kpp-bits-empty", 0.0, whole_code)]
+
+
+def limit(points: Sequence[Point], bits: float, length: int = LENGTH) -> float:
+    """What a memory of so many bits could reach."""
+    best = min(point.bound for point in points if point.bits == 0)
+    return max(math.log(length), best - bits * math.log(2))
+
+
+def efficiency(points: Sequence[Point], point: Point) -> float | None:
+    """Nats saved against the same networks without a memory, for each nat of memory."""
+    twins = [other.bound for other in points if other.family == TWIN.get(point.family)]
+    if not twins or point.bits == 0:
+        return None
+    return (twins[0] - point.bound) / (point.bits * math.log(2))
+
+
+def table(points: Sequence[Point]) -> str:
+    """Every point, the largest first."""
+    rows = [["", "T", "bits/image", "bound", "limit", "sum", "efficiency"]]
+    for point in points:
+        share = efficiency(points, point)
+        rows.append(
+            [point.name, str(point.length), f"{point.bits:,.1f}", f"{point.bound:.2f}"]
+            + [f"{limit(points, point.bits, point.length):.2f}", f"{point.sum:,.1f}"]
+            + ["-" if share is None else f"{share:.3f}"]
+        )
+    return columns(rows, left=1)
+
+
+def draw(points: Sequence[Point]) -> Figure:
+    """Two panels over bits: the bound, and the sum of memory and bound."""
     figure = Figure(figsize=(11, 4.8), layout="constrained")
-    panels: list[Axes] = list(figure.subplots(1, 2, sharey=True))
-    preset = records[0]["preset"]
-    for axes, unit in zip(panels, ("floats", "bits"), strict=True):
-        _draw_points(axes, records, unit)
+    panels: list[Axes] = list(figure.subplots(1, 2))
+    held = [point for point in points if point.bits > 0]
+    for axes, what in zip(panels, ("bound", "sum"), strict=True):
+        for family, (mark, colour, label) in LOOKS.items():
+            mine = [(p.bits, getattr(p, what)) for p in held if p.family == family]
+            if mine:
+                axes.plot(*zip(*mine, strict=True), mark, color=colour, markersize=7, label=label)
+        for point in (p for p in points if p.bits == 0):
+            axes.axhline(point.bound, color=QUIET, linestyle="--", linewidth=1)
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
-        axes.margins(x=0.12)
-        axes.set_xlabel(f"{unit} of memory for each image")
+        axes.xaxis.set_major_formatter("{x:,.0f}")
+        axes.set_xlabel("bits of memory for each image")
         axes.grid(True, which="both", color="#eeeeee")
         axes.set_axisbelow(True)
-        if preset in KANERVA_PP and preset not in BITS_PER_DIM:  # how it was scored is unpublished
-            nats, at = KANERVA_PP[preset], ("axes fraction", "data")
-            axes.axhline(nats, color=QUIET, linestyle=":", linewidth=1)
-            _note(axes, f"the paper, {nats}", (0.98, nats), (0, 3), xycoords=at, ha="right")
+    span = [min(p.bits for p in held), max(p.bits for p in held)]
+    curve = [span[0] * (span[1] / span[0]) ** (n / 200) for n in range(201)]
+    panels[0].plot(curve, [limit(points, b) for b in curve], color=QUIET, label="limit, T = 32")
     panels[0].set_ylabel("bound on −ln p(x | memory), nats per image")
-    panels[1].axvline(PIXELS, color=QUIET, linestyle="--", linewidth=1)
-    at = ("data", "axes fraction")
-    _note(panels[1], "raw pixels", (PIXELS, 0.97), (4, 0), xycoords=at, va="top")
-    for dtype in sorted({r["memory"]["dtype"] for r in records}, key=list(COLOURS).index):
-        panels[0].plot([], [], "o", color=COLOURS[dtype], label=dtype)
-    panels[0].plot([], [], "o", color="#555555", label="3×64×64, T varies")
-    panels[0].plot([], [], "s", color="#555555", label="T = 32, side varies")
-    panels[0].plot([], [], "_", color=FLOOR, markersize=12, label="floor, ln T")
-    panels[0].legend(fontsize=8, loc="lower left")
+    panels[1].set_ylabel("memory and bound together, nats per image")
+    panels[1].plot([], [], "--", color=QUIET, label="the same networks, no memory")
+    panels[0].legend(fontsize=8, loc="upper right")
+    panels[1].legend(fontsize=8, loc="upper left")
     return figure
-
-
-def _draw_points(axes: Axes, records: list[dict[str, Any]], unit: str) -> None:
-    """A point and its floor for each record; names at those in float32."""
-    named: set[str] = set()
-    for record in records:
-        memory = record["memory"]
-        x, y, dtype = memory[f"{unit}_per_image"], record["bound"]["nll_nats"], memory["dtype"]
-        side, length = memory["shape"][-1], record["T"]
-        axes.plot(x, math.log(length), "_", color=FLOOR, markersize=12)
-        axes.plot(x, y, "o" if side == 64 else "s", color=COLOURS[dtype], markersize=6)
-        label = f"T={length}" if side == 64 else f"side {side}"
-        if dtype == "float32" and label not in named:  # the same size may be trained twice
-            named.add(label)
-            aside, ha = ((6, 6), "left") if side == 64 else ((-4, -13), "right")
-            _note(axes, label, (x, y), aside, ha=ha, color="black")
-
-
-def _note(
-    axes: Axes, text: str, at: tuple[float, float], aside: tuple[int, int], **how: Any
-) -> None:
-    """A few words beside a point."""
-    look = {"textcoords": "offset points", "xytext": aside, "fontsize": 8, "color": QUIET}
-    axes.annotate(text, at, **look | how)
 
 
 def main(words: list[str]) -> None:
     """Draw the records named into the file named first."""
-    records = [read_record(Path(word)) for word in words[1:]]
-    write_picture(draw(records), Path(words[0]))
+    write_picture(draw(collect([Path(word) for word in words[1:]])), Path(words[0]))
 
 
 if __name__ == "__main__":

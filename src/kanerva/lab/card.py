@@ -1,10 +1,24 @@
-"""A shipped model's card: its record and its config as a page. Nothing in it is typed by hand."""
+"""A shipped model's card: its record and its config as a page. Nothing in it is typed by hand.
 
+    python -m kanerva.lab.card mnist > README.md
+
+prints it as the Hub shows it: with the fields that the Hub reads on top. `NAME` is a shipped model
+or a folder that `kanerva.lab.ship` wrote.
+"""
+
+import sys
+from pathlib import Path
 from typing import Any
+
+from huggingface_hub import EvalResult, ModelCardData
 
 from kanerva.config import KppConfig, RunConfig
 from kanerva.data import info
+from kanerva.errors import UserError
+from kanerva.evaluation.records import read_record
 from kanerva.evaluation.report import table
+from kanerva.models.loading import shipped_folder
+from kanerva.runs import read_run_config
 
 PIXELS = {
     "sample": "0 or 1, drawn from their grey: once for the test split, each epoch for training",
@@ -76,3 +90,44 @@ def _limits(record: dict[str, Any], config: RunConfig) -> list[str]:
         f"One training, seed {record['seed']}: the interval is over images, not over trainings.",
         f"Nothing was measured on other data than `{record['data']}`.",
     ]
+
+
+def hub_card(record: dict[str, Any], config: RunConfig) -> str:
+    """The card as a Hub repository's README.md."""
+    bound = EvalResult(
+        task_type="unconditional-image-generation",
+        dataset_type=record["data"],
+        dataset_name=record["data"],
+        dataset_split=record["split"],
+        metric_type="nll_nats",
+        metric_name="upper bound on -ln p(x | memory), nats per image",
+        metric_value=round(record["bound"]["nll_nats"], 4),
+    )
+    fields = ModelCardData(
+        model_name=record["shipped"]["name"],
+        library_name="kanerva",
+        license="apache-2.0",
+        tags=["memory", record["model"]],
+        eval_results=[bound],
+    )
+    return f"---\n{fields.to_yaml()}\n---\n\n{card(record, config)}"
+
+
+def main(words: list[str]) -> int:
+    """Print the card of the model that the one word names; a mistake gets one line."""
+    try:
+        if len(words) != 1:
+            raise UserError("name one shipped model, or a folder that kanerva.lab.ship wrote")
+        folder = shipped_folder(words[0]) or Path(words[0])
+        record = read_record(folder)
+        if "shipped" not in record:
+            raise UserError(f"{folder} is no shipped model: `python -m kanerva.lab.ship` makes one")
+        print(hub_card(record, read_run_config(folder)), end="")
+    except UserError as error:
+        print(f"kanerva: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -20,7 +20,7 @@ from PIL import Image
 from torch import Tensor
 
 from kanerva import data
-from kanerva.config import KppConfig, ModelConfig, RunConfig
+from kanerva.config import KppConfig, KppEmptyConfig, ModelConfig, RunConfig
 from kanerva.data import ImageSet
 from kanerva.data.splits import load_split
 from kanerva.errors import UserError
@@ -122,7 +122,8 @@ class Lab:
         of_run = {f.name: parts.pop(f.name) for f in fields(RunConfig) if f.name in parts}
         start = replace_options(start, of_run | {"model": replace_options(start.model, parts)})
         ours, theirs = QUICK_STEPS if self.quick else (start.steps, full_steps(self.preset))
-        length = self.steps or (ours if isinstance(start.model, KppConfig) else theirs)
+        own = isinstance(start.model, KppConfig | KppEmptyConfig) or start.variant == "strong"
+        length = self.steps or (ours if own else theirs)
         every = min(start.validate_every, length)
         precision = "bf16-mixed" if self.device.type == "cuda" else "32-true"
         return replace(start, steps=length, validate_every=every, precision=precision)

@@ -2,9 +2,9 @@
 
 A block stands between `<!-- table: results/a.json -->` (one record, as `kanerva evaluate` prints
 it), `<!-- bench: results/bench/a.json -->` (as `kanerva bench`) or `<!-- compare: results/*/*.json
--->` (several, as `kanerva compare`; `seeds` likewise; `sizes`, `keys`, `samples`, `early`, `trust`:
-tables.py) and `<!-- end -->`. `table1` and `headline` set the paper's figures beside ours. Several
-patterns are joined by commas.
+-->` (several, as `kanerva compare`; `seeds` likewise; `keys`, `samples`, `early`, `trust`:
+tables.py; `capacity`: capacity.py) and `<!-- end -->`. `table1` and `headline` set the paper's
+figures beside ours. Several patterns are joined by commas.
 
 A value stands in a sentence: `<!-- value: mnist/kpp-store-s0 -->4.43<!-- end -->`. It is the bound
 of a record under `results/`, or what is named after a colon (`:controls.left_out`, `:wall_s`,
@@ -25,24 +25,24 @@ from typing import Any
 from kanerva.errors import UserError
 from kanerva.evaluation.records import read_record
 from kanerva.evaluation.report import compare, over_seeds, table
+from kanerva.lab import capacity
 from kanerva.lab.benchmark.report import table as speed
 from kanerva.lab.benchmark.timing import read_measurement
 from kanerva.lab.experiments.table1 import collect_cells, format_cells, headline, judge_cells
 from kanerva.lab.paper_figures import TABLE1
-from kanerva.lab.tables import SETS, early, keys, samples, sizes, trust
+from kanerva.lab.tables import SETS, early, keys, samples, trust
 from kanerva.plain_files import read_json, write_whole
 
 TABLES: dict[str, Callable[[list[dict[str, Any]]], str]] = {
     "table": lambda records: table(records[0]),
     "compare": compare,
     "seeds": over_seeds,
-    "sizes": sizes,
     "keys": keys,
     "samples": samples,
     "early": early,
 }
 OTHERS = ("bench", "reproduce")  # folders of records that are not evaluations
-KINDS = "|".join(("bench", "trust", "table1", "headline", *TABLES))
+KINDS = "|".join(("bench", "capacity", "trust", "table1", "headline", *TABLES))
 BLOCK = re.compile(rf"(<!-- ({KINDS}): (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 VALUE = re.compile(r"(<!-- value: ([^<>]+?)(?: as (\S+))? -->)[^<>]*(<!-- end -->)")
 
@@ -74,6 +74,8 @@ def fill_block(kind: str, paths: list[Path]) -> str:
     """What stands in a block of a kind."""
     if kind == "bench":
         return fence("\n\n".join(speed(read_measurement(path)) for path in paths))
+    if kind == "capacity":
+        return fence(capacity.table(capacity.collect(paths)))
     if kind == "trust":
         return fence(trust(read_json(paths[0])))
     records = [read_record(path) for path in paths if path.parent.name not in OTHERS]
@@ -112,7 +114,8 @@ def look_up(name: str, root: Path) -> float:
         return float(name)
     pattern, _, field = name.partition(":")
     above = (folder / "results" for folder in (root, *root.resolve().parents))
-    results = next((folder for folder in above if folder.is_dir()), root / "results")
+    # the one that holds records: docs/results holds pages
+    results = next((f for f in above if any(f.glob("*/*.json"))), root / "results")
     return statistics.fmean(
         read_field(path, field or "bound") for path in find_records([f"{pattern}.json"], results)
     )

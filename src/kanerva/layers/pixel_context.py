@@ -3,7 +3,7 @@
     output, guess = near(features, expected, images)   # all pixels of given images at once
     images = near.sample(features, expected, draw)     # in turn: a pixel sees those before it
 
-A pixel sees its row up to `reach` to the left, and `reach` rows above it up to `reach` to either
+A pixel sees its row up to `radius` to the left, and `radius` rows above it up to `radius` to either
 side: a small neighbourhood (the paper's outlook, §6), not a whole PixelCNN. What lies further away
 reaches it through `features`, which come from z. From there on every pixel is by itself, a matrix
 product over all of them: no statistic may run over positions, or a pixel would see its future.
@@ -30,7 +30,7 @@ from kanerva.layers.residual import zeroed
 
 Features = Float[Tensor, "N F H W"]  # of each pixel, from z
 Pixels = Float[Tensor, "N C H W"]
-Told = Bool[Tensor, " N"]
+OutlineMask = Bool[Tensor, " N"]
 Parameters = Float[Tensor, "N P H W"]  # of each pixel's likelihood
 # Pixels and what is expected of them, with a margin of what lies around:
 Framed = Float[Tensor, "N C2 Hf Wf"]
@@ -116,16 +116,16 @@ class Neighbours(nn.Module):
         channels: int,
         features: int,
         outputs: int,
-        reach: int,
+        radius: int,
         width: int,
         depth: int,
         box: tuple[int, int] | None = None,
         guess: bool = True,
     ) -> None:
         super().__init__()
-        self.channels, self.reach = channels, reach
-        self.before = [(i, j) for i in range(-reach, 0) for j in range(-reach, reach + 1)]
-        self.before += [(0, j) for j in range(-reach, 0)]  # rows and columns away
+        self.channels, self.radius = channels, radius
+        self.before = [(i, j) for i in range(-radius, 0) for j in range(-radius, radius + 1)]
+        self.before += [(0, j) for j in range(-radius, 0)]  # rows and columns away
         shown = 2 * channels * (len(self.before) + 1)
         places = box or (1, 1)
         self.known = nn.Linear(features, width)
@@ -138,20 +138,24 @@ class Neighbours(nn.Module):
         self.last = nn.Linear(width, outputs)
 
     def forward(
-        self, features: Features, expected: Pixels, images: Pixels, told: Told | None = None
+        self,
+        features: Features,
+        expected: Pixels,
+        images: Pixels,
+        has_outline: OutlineMask | None = None,
     ) -> tuple[Parameters, Pixels]:
-        """Parameters, and a guess at each pixel on [0, 1] (it may lie outside). `told`: whose z
-        tells of boxes, where not all do."""
-        return self._near(features, self._framed(expected, images), told)
+        """Parameters, and a guess at each pixel on [0, 1] (it may lie outside). `has_outline`:
+        whose z has one, where not all do."""
+        return self._near(features, self._framed(expected, images), has_outline)
 
     def fit_to_data(
         self, expected: Pixels, nothing: Float[Tensor, "1 C H W"], images: Pixels
     ) -> None:
-        """Start from the best linear guesses at these images: where what was `expected` of each is
-        told, and where `nothing` is, which is the same for all."""
-        for guess, told in ((self.guess, expected), (self.untold, nothing.expand_as(images))):
+        """Start from the best linear guesses at these images: where each has an outline and
+        `expected` pixels follow it, and where none has, so that `nothing` is the same for all."""
+        for guess, outline in ((self.guess, expected), (self.untold, nothing.expand_as(images))):
             if guess is not None:
-                pieces = zip(told.split(_AT_ONCE), images.split(_AT_ONCE), strict=True)
+                pieces = zip(outline.split(_AT_ONCE), images.split(_AT_ONCE), strict=True)
                 guess.fit(self._pair(*piece) for piece in pieces)
 
     def _pair(self, expected: Pixels, images: Pixels) -> tuple[Tensor, Tensor]:
@@ -163,7 +167,7 @@ class Neighbours(nn.Module):
         self,
         features: Features,
         framed: Framed,
-        told: Told | None,
+        has_outline: OutlineMask | None,
         corner: tuple[int, int] = (0, 0),
     ) -> tuple[Parameters, Pixels]:
         with torch.autocast(framed.device.type, enabled=False):
@@ -171,9 +175,9 @@ class Neighbours(nn.Module):
             guess = midway
             if self.guess is not None:
                 moved = self.guess(shown, corner)
-                if self.untold is not None and told is not None:
+                if self.untold is not None and has_outline is not None:
                     moved = torch.where(
-                        told[:, None, None, None], moved, self.untold(shown, corner)
+                        has_outline[:, None, None, None], moved, self.untold(shown, corner)
                     )
                 guess = midway + moved.movedim(-1, 1) / _GAIN
         known = self.known(features.movedim(1, -1)) + self.seen(shown, corner)
@@ -181,11 +185,11 @@ class Neighbours(nn.Module):
 
     def _shown(self, framed: Framed) -> tuple[Pixels, Float[Tensor, "N H W D"]]:
         """The point midway between left and above, and all a pixel is shown of what is near it."""
-        channels, reach = self.channels, self.reach
-        height, width = framed.shape[-2] - reach, framed.shape[-1] - 2 * reach
+        channels, radius = self.channels, self.radius
+        height, width = framed.shape[-2] - radius, framed.shape[-1] - 2 * radius
 
         def at(i: int, j: int) -> Tensor:
-            i, j = reach + i, reach + j
+            i, j = radius + i, radius + j
             return framed[:, :, i : i + height, j : j + width]
 
         midway = (at(-1, 0) + at(0, -1))[:, :channels] / 2
@@ -202,7 +206,7 @@ class Neighbours(nn.Module):
 
     def _framed(self, expected: Pixels, images: Pixels) -> Framed:
         """On [-1, 1], with zeros where there is nothing before."""
-        around = (self.reach, self.reach, self.reach, 0)
+        around = (self.radius, self.radius, self.radius, 0)
         return F.pad(2 * torch.cat([images, expected], dim=1) - 1, around)
 
     @torch.no_grad()
@@ -211,17 +215,17 @@ class Neighbours(nn.Module):
         features: Features,
         expected: Pixels,
         draw: Callable[[Parameters, Pixels], Pixels],
-        told: Told | None = None,
+        has_outline: OutlineMask | None = None,
     ) -> Pixels:
         """Images pixel by pixel, in the order of reading: `draw` draws one, (N, C, 1, 1), from
         its parameters and the guess at it."""
         height, width = features.shape[-2:]
-        images, reach = torch.zeros_like(expected), self.reach
+        images, radius = torch.zeros_like(expected), self.radius
         framed = self._framed(expected, images)
         for i in range(height):
             for j in range(width):
-                near = framed[:, :, i : i + reach + 1, j : j + 2 * reach + 1]
-                here = self._near(features[:, :, i : i + 1, j : j + 1], near, told, (i, j))
+                near = framed[:, :, i : i + radius + 1, j : j + 2 * radius + 1]
+                here = self._near(features[:, :, i : i + 1, j : j + 1], near, has_outline, (i, j))
                 images[:, :, i, j] = drawn = draw(*here)[:, :, 0, 0]
-                framed[:, : self.channels, reach + i, reach + j] = 2 * drawn - 1
+                framed[:, : self.channels, radius + i, radius + j] = 2 * drawn - 1
         return images

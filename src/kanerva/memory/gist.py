@@ -24,6 +24,7 @@ ALPHABET = 2 * LARGEST + 1
 _LEVELS = 16  # logits are rounded to sixteenths
 _FARTHEST = 10 * _LEVELS  # below the likeliest number's logit
 _HIDDEN = 64  # ours: units of each layer and group
+_AT_ONCE = {"cpu": 64, "cuda": 4096}  # gists priced together: what a cache holds, and a GPU
 
 Gists = Float[Tensor, "N D"]  # whole numbers
 
@@ -78,9 +79,9 @@ class GistPrior(nn.Module):
             return price.unflatten(-1, (self.groups, -1)).sum(dim=-1)
 
     @torch.no_grad()
-    def tables(self, gists: Gists, group: int) -> Int[Tensor, "N each A"]:
-        """Probabilities of one group's numbers, in counts that add up to `TOTAL`, each at least 1;
-        the numbers of earlier groups are looked at, no others."""
+    def tables(self, gists: Gists, group: int | None = None) -> Int[Tensor, "N _ A"]:
+        """Probabilities of every number, or of one group's, in counts that add up to `TOTAL`, each
+        at least 1; the numbers of earlier groups are looked at, no others."""
         levels = self.levels(gists, group)
         below = (levels.amax(dim=-1, keepdim=True) - levels).clamp(max=_FARTHEST).long()
         powers = self.powers.long()[below]
@@ -91,12 +92,12 @@ class GistPrior(nn.Module):
     @torch.no_grad()
     def costs(self, gists: Gists) -> Int[Tensor, "N groups"]:
         """What each group takes, in 256ths of a bit."""
-        chosen = (gists + LARGEST).long().unflatten(-1, (self.groups, -1))
-        found = [
-            self.tables(gists, group).gather(-1, chosen[:, group, :, None])[..., 0]
-            for group in range(self.groups)
-        ]
-        return cost_table().to(gists.device)[torch.stack(found, dim=1)].sum(dim=-1)
+        found = [self._costs(part) for part in gists.split(_AT_ONCE[gists.device.type])]
+        return torch.cat(found).unflatten(-1, (self.groups, -1)).sum(dim=-1)
+
+    def _costs(self, gists: Gists) -> Int[Tensor, "N D"]:
+        chosen = (gists + LARGEST).long()[..., None]
+        return cost_table().to(gists.device)[self.tables(gists).gather(-1, chosen)[..., 0]]
 
 
 def quantise_gist(numbers: Float[Tensor, "*N D"]) -> Float[Tensor, "*N D"]:

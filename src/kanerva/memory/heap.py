@@ -37,8 +37,8 @@ class Memory:
     """The memory of one episode (Cm, Hm, Wm), or of a batch of episodes (B, Cm, Hm, Wm).
 
     `map` is all that reading uses. `owners` says which handle lies in which cell, -1 where it is
-    free; a model that writes its episode as a whole has none, and nothing in its memory can be told
-    apart or freed. `issued` counts the handles given out: none is used twice.
+    free; a model that writes its episode as a whole has none, and nothing in its memory can be
+    picked out or freed. `issued` counts the handles given out: none is used twice.
     """
 
     map: Float[Tensor, "*B Cm Hm Wm"]
@@ -148,6 +148,9 @@ class Memory:
 
     def __len__(self) -> int:
         return int((self._require_one() >= 0).sum())
+
+    def __contains__(self, handle: object) -> bool:
+        return handle in self.handles
 
     def __bool__(self) -> bool:
         return True  # a memory that holds nothing is still one

@@ -15,12 +15,14 @@ from torch import Tensor, nn
 from kanerva.layers.residual import zeroed
 from kanerva.shapes import FeatureMaps
 
-MOST = 32  # ours: blocks that are read, the latest
+# ours: blocks that are read, the latest. "New" names no block, so none is more relevant than
+# another; to name one, and read what is like it, would cost ln(blocks held) nats.
+MOST = 32
 NEW = 0.5  # p(y = new | M), where anything is held
 UNLIKE = 0.125  # of that, p(an image has nothing to do with what is held)
 _WIDTH, _LAYERS, _HEADS = 128, 3, 4  # ours
 
-Told = Float[Tensor, "B maps Hq Wq"]  # of a new image, place by place
+Expected = Float[Tensor, "B maps Hq Wq"]  # of a new image, place by place
 Tokens = Float[Tensor, "B n W"]
 
 
@@ -46,18 +48,18 @@ class KinReader(nn.Module):
         gists: Float[Tensor, "B T G Hq Wq"],
         whole: Bool[Tensor, "B T"],
         held: Bool[Tensor, "B T"],
-    ) -> Told:
+    ) -> Expected:
         """Of images `features`, where `whole`; of the others what gists say."""
         seen, guessed = self.see(features.flatten(3).mT), self.guess(gists.flatten(3).mT)
         tokens = torch.where(whole[..., None, None], seen, guessed) + self.place
         tokens = torch.cat([self.nothing.expand(len(held), -1, -1), tokens.flatten(1, 2)], dim=1)
         visible = held.repeat_interleave(len(self.place), dim=1)
-        visible = torch.cat([torch.ones_like(visible[:, :1]), visible], dim=1)
+        visible = torch.cat([held.new_ones(len(held), 1), visible], dim=1)
         x = self.queries.expand(len(held), -1, -1)
         for layer in self.layers:
             x = layer(x, tokens, visible)
-        told = self.last(self.norm(x)).float().mT.unflatten(-1, self.side)
-        return told * held.any(dim=1)[:, None, None, None]
+        expected = self.last(self.norm(x)).float().mT.unflatten(-1, self.side)
+        return expected * held.any(dim=1)[:, None, None, None]
 
 
 class _Attend(nn.Module):
@@ -78,7 +80,7 @@ class _Attend(nn.Module):
     def forward(self, x: Tokens, tokens: Tensor, visible: Bool[Tensor, "B m"]) -> Tokens:
         x_in = self.norm(x)
         keys, values = self.pair(torch.cat([self.before(tokens), x_in], dim=1)).chunk(2, dim=-1)
-        mask = torch.cat([visible, torch.ones_like(visible[:, :1]).expand(-1, x.shape[1])], dim=1)
+        mask = torch.cat([visible, visible.new_ones(x.shape[:2])], dim=1)
         heads = [part.unflatten(-1, (_HEADS, -1)).transpose(1, 2) for part in (keys, values)]
         query = self.query(x_in).unflatten(-1, (_HEADS, -1)).transpose(1, 2)
         found = F.scaled_dot_product_attention(query, *heads, attn_mask=mask[:, None, None])
@@ -95,6 +97,14 @@ def key_costs(held: Int[Tensor, " B"], written: Bool[Tensor, "B T"]) -> Float[Te
     held = held[:, None].double()
     new = torch.where(held > 0, -math.log(NEW), 0.0)
     return torch.where(written, held.log() - math.log(1 - NEW), new)
+
+
+def new_costs(held: Int[Tensor, " B"], like: bool) -> Float[Tensor, "B 1"]:
+    """-ln p(y | M) of an image that is new and like what is held, or new and unlike it: certain
+    where nothing is, and then there is nothing to be like."""
+    cost = -math.log(NEW * (1 - UNLIKE if like else UNLIKE))
+    alone = torch.inf if like else 0.0
+    return torch.where(held > 0, cost, alone).double()[:, None]
 
 
 def mix_unlike(

@@ -9,9 +9,10 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float, Float64, Int
 from torch import Tensor, nn
 
+from kanerva.config.groups import PixelCodeConfig
 from kanerva.encoder import quarter
 from kanerva.memory.fixed_point import (
     ONE,
@@ -24,10 +25,11 @@ from kanerva.memory.fixed_point import (
     is_exact,
     round_through,
 )
+from kanerva.seeding import Noise, as_generator
 
 LEVELS = 16  # logits are rounded to sixteenths
 _FARTHEST = 12 * LEVELS  # a logit of 12: one pixel in 160,000
-_AT_ONCE = 64  # images whose every pixel is looked at together
+_AT_ONCE = {"cpu": 64, "cuda": 512}  # images whose every pixel is looked at together
 
 Traces = Float[Tensor, "N D"]  # whole numbers
 Beside = Float[Tensor, "N maps h w"]  # what else is known of an image, place by place
@@ -41,19 +43,19 @@ class PixelCode(nn.Module):
     counts: Tensor
 
     def __init__(
-        self, numbers: int, side: tuple[int, int], *, reach: int, width: int, maps: int, depth: int
+        self, numbers: int, side: tuple[int, int], *, radius: int, width: int, maps: int, depth: int
     ) -> None:
         super().__init__()
         self.height, self.width = side
         assert is_exact(9 * maps) and is_exact(width), "sums might pass 2^24"
         self.coarse = (quarter(side[0]), quarter(side[1]))
-        self.reach, self.maps = reach, maps
+        self.radius, self.maps = radius, maps
         places = self.coarse[0] * self.coarse[1]
         self.lift = FixedLinear(numbers, maps * places)
         self.mix = FixedLinear(9 * maps, 2 * maps)
         self.spread = FixedLinear(2 * maps, 16 * maps // 2)
         self.known = FixedLinear(maps // 2, width)
-        self.taps = (reach + 1) * (2 * reach + 1) - reach - 1  # of a window, the ones before
+        self.taps = (radius + 1) * (2 * radius + 1) - radius - 1  # of a window, the ones before
         self.seen = FixedLinear(self.taps, width, gain=2.0)
         self.place = nn.Parameter(torch.zeros(width, *side))
         layers = [FixedLinear(width, width) for _ in range(depth)]
@@ -62,12 +64,18 @@ class PixelCode(nn.Module):
         counts = (TOTAL * levels.sigmoid()).round().clamp(1, TOTAL - 1)
         self.register_buffer("counts", counts.float())  # kept with the weights: no libm decides
 
+    @classmethod
+    def of(cls, code: PixelCodeConfig, numbers: int, image: tuple[int, int, int]) -> "PixelCode":
+        """As its options say, for blocks of so many numbers."""
+        sizes = {"radius": code.radius, "width": code.width, "maps": code.maps, "depth": code.depth}
+        return cls(numbers, image[1:], **sizes)
+
     def levels(
         self, traces: Traces, pixels: Binary, beside: Beside | None = None
     ) -> Float[Tensor, "N HW"]:
         """Of every pixel, given those before it, a logit in sixteenths."""
         with clear_of(pixels):
-            window = (self.reach + 1, 2 * self.reach + 1)
+            window = (self.radius + 1, 2 * self.radius + 1)
             seen = F.unfold(self._framed(pixels.float())[:, None], window)[:, : self.taps]
             sums = self._prepare(traces.float(), beside) + self.seen(ONE * seen.mT)
             return self._finish(sums, self._whole_layers())
@@ -87,7 +95,7 @@ class PixelCode(nn.Module):
     def table(self, traces: Traces, pixels: Binary, beside: Beside | None = None) -> Counts:
         """Of every pixel the count, of `TOTAL`, with which it is 1."""
         parts = [traces, pixels] if beside is None else [traces, pixels, beside]
-        chunks = zip(*[part.split(_AT_ONCE) for part in parts], strict=True)
+        chunks = zip(*[part.split(_AT_ONCE[traces.device.type]) for part in parts], strict=True)
         return torch.cat([self._counts(self.levels(*chunk)) for chunk in chunks])
 
     @torch.no_grad()
@@ -102,17 +110,35 @@ class PixelCode(nn.Module):
         known = self._prepare(traces, beside)
         framed = self._framed(traces.new_zeros(len(traces), self.height, self.width))
         weight, bias = self.seen.whole()
-        weight, reach = (ONE * weight).mT.contiguous(), self.reach
+        weight, radius = (ONE * weight).mT.contiguous(), self.radius
         layers = self._whole_layers()
         for i in range(self.height * self.width):
             row, column = divmod(i, self.width)
-            window = framed[:, row : row + reach + 1, column : column + 2 * reach + 1]
+            window = framed[:, row : row + radius + 1, column : column + 2 * radius + 1]
             sums = known[:, i] + window.flatten(1)[:, : self.taps] @ weight + bias
             pixel = choose(i, self._counts(self._finish(sums, layers)))
             if pixel is None:
                 break
-            framed[:, reach + row, reach + column] = pixel.to(framed)
-        return framed[:, reach:, reach : reach + self.width]
+            framed[:, radius + row, radius + column] = pixel.to(framed)
+        return framed[:, radius:, radius : radius + self.width]
+
+    def log_probs(
+        self, traces: Traces, pixels: Binary, beside: Beside | None = None
+    ) -> Float64[Tensor, "N n"]:
+        """ln p of every pixel, from the very tables that code it."""
+        counts = self.table(traces, pixels, beside)
+        share = torch.where(pixels.flatten(1) > 0.5, counts, TOTAL - counts).double() / TOTAL
+        return share.log()
+
+    def sample(self, traces: Traces, generator: Noise, beside: Beside | None = None) -> Binary:
+        """Images, every pixel in turn."""
+        noise = as_generator(generator)
+
+        def draw(_: int, counts: Int[Tensor, " N"]) -> Tensor:
+            chance = torch.rand(counts.shape, generator=noise, device=counts.device)
+            return chance < counts / TOTAL
+
+        return self.follow(traces, draw, beside)
 
     def _prepare(self, traces: Traces, beside: Beside | None) -> Float[Tensor, "N HW width"]:
         """Sums of what a block tells each pixel. What is `beside` need not be whole numbers: only
@@ -135,7 +161,7 @@ class PixelCode(nn.Module):
         return round_through(sums[..., 0] / (64 * ONE / LEVELS), -_FARTHEST, _FARTHEST)
 
     def _framed(self, pixels: Binary) -> Tensor:
-        return F.pad(pixels, (self.reach, self.reach, self.reach, 0))
+        return F.pad(pixels, (self.radius, self.radius, self.radius, 0))
 
     def _counts(self, levels: Integers) -> Int[Tensor, "..."]:
         return self.counts.long()[levels.long() + _FARTHEST]

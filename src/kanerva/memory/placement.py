@@ -74,7 +74,8 @@ class Placement(nn.Module, ABC):
         if length > self.grid.capacity:
             raise UserError(
                 f"the memory is full: its capacity is {self.grid.capacity} blocks, and it would "
-                f"have to hold {length}: kanerva.load(NAME, capacity={length}) has room for more"
+                f"have to hold {length}: kanerva.load(NAME, capacity={length}) has room, and its "
+                "append takes this memory over"
             )
 
     def _box(self, cells: Cells) -> tuple[Points, Points]:

@@ -13,13 +13,15 @@ from kanerva.memory.fixed_point import BIT
 from kanerva.memory.gist import LARGEST, GistPrior, Gists
 from kanerva.memory.pixel_code import Binary, PixelCode
 
-_TRIES, _AT_ONCE = 6, 64  # ours: changes of a gist, images at once
+_TRIES = 6  # ours: changes of a gist
+_AT_ONCE = {"cpu": 64, "cuda": 512}  # images at once
 _NATS = math.log(2) / BIT  # what costs are counted in
 
 
 def refine_gists(prior: GistPrior, code: PixelCode, gists: Gists, images: Binary) -> Gists:
     """The same images' gists, none of which takes more bits together with its pixels."""
-    pairs = zip(gists.split(_AT_ONCE), images.split(_AT_ONCE), strict=True)
+    count = _AT_ONCE[gists.device.type]
+    pairs = zip(gists.split(count), images.split(count), strict=True)
     return torch.cat([_refine(prior, code, *pair) for pair in pairs])
 
 

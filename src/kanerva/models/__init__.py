@@ -14,6 +14,7 @@ CLASSES = {  # name: (module, class)
     "kpp": ("kanerva.models.kpp", "Kpp"),
     "kpp-bits": ("kanerva.models.kpp_bits", "KppBits"),
     "kpp-empty": ("kanerva.models.kpp_empty", "KppEmpty"),
+    "kpp-bits-empty": ("kanerva.models.kpp_bits_empty", "KppBitsEmpty"),
     "kpp-paper": ("kanerva.models.kpp_paper", "KppPaper"),
     "vae": ("kanerva.models.rivals.no_memory", "Vae"),
     "no-memory": ("kanerva.models.rivals.no_memory", "NoMemory"),

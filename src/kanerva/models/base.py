@@ -63,6 +63,7 @@ class MemoryModel(
     has_keys = True  # False: nothing lies near to anything, and `generate(near=...)` says so
     has_blocks = False  # True: each image has a block of its own, with a handle and a place
     has_code = False  # True: blocks are bits, counted when they are written
+    is_exact = False  # True: the bound is -ln p itself, and nothing is drawn
     has_memory_kl = False  # True: a distribution over memories, whose KL `memory_kl` gives
     writes_sequentially = False  # True: images are written in a loop, which is not compiled
     reconstructed = "reconstructed"  # what a picture of `reconstruct` is labelled
@@ -190,7 +191,7 @@ class MemoryModel(
 
     def find(self, memory: Memory, cue: Shaped[Tensor, "*T C H W"], **options: Any) -> Any:
         """Which image held a cue shows, and how surely, where a model can tell: see `Kpp.find`."""
-        raise UserError(f"{self.config.name} writes its memory as a whole: none can be told apart")
+        raise UserError(f"{self.config.name} writes its memory as a whole: none can be picked out")
 
     def resized(self: M, config: ModelConfig) -> M:
         """The same weights with a memory of another size, where a model can."""
@@ -340,6 +341,7 @@ class MemoryModel(
         """Iterative reading: `read` makes a picture of the last one, at first of the cue."""
         count = as_count("steps", MOST_STEPS if steps is None else steps)
         picture, pictures = self.as_episodes(cue), []
+        self.pixels.check_cue(picture)
         for _ in range(count):
             picture = read(picture)
             pictures.append(picture if memory.is_batch else picture[0])

@@ -16,6 +16,7 @@ from torch import Tensor
 from kanerva.distributions import as_normal
 from kanerva.errors import UserError
 from kanerva.inputs import as_count, as_mask
+from kanerva.memory.detail import Detail
 from kanerva.memory.heap import Memory
 from kanerva.models.base import MOST_STEPS, Handles, Images, Observed
 from kanerva.models.terms import ElboTerms
@@ -71,10 +72,19 @@ def decode_held(model: "Kpp", memory: Memory) -> tuple[Int[Tensor, " cells"], De
     detail = memory.as_batch().detail
     if detail is None or not len(cells):
         return cells, output
-    held = detail.at(cells.expand(len(output), -1))
-    pixels = held.pixels.to(output).unflatten(-1, output.shape[2:])
-    stored = held.is_stored.unflatten(-1, output.shape[2:])
-    return cells, torch.where(stored, _STORED * (2 * pixels - 1), output)
+    return cells, put_stored(output, detail.at(cells.expand(len(output), -1)))
+
+
+def put_stored(output: DecoderOutput, detail: Detail) -> DecoderOutput:
+    """What blocks decode to, with the pixels that they store as they are."""
+    pixels = detail.pixels.to(output).unflatten(-1, output.shape[2:])
+    stored = detail.is_stored.unflatten(-1, output.shape[2:])
+    return torch.where(stored, _STORED * (2 * pixels - 1), output)
+
+
+def show_stored(logits: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
+    """Expected pixels; 0 or 1 exactly where a block stores them (or is as sure)."""
+    return torch.where(logits.abs() < _STORED, logits.sigmoid(), (logits > 0).float())
 
 
 def _decode_once(model: "Kpp", memory: Memory) -> tuple[Int[Tensor, " cells"], DecoderOutput]:
@@ -117,7 +127,8 @@ def get(model: "Kpp", memory: Memory, handles: Handles | None) -> Float[Tensor, 
     model.as_maps(memory)
     where = memory.slots_of(memory.handles if handles is None else handles)
     cells, output = decode_held(model, memory)
-    pictures = _at(model.likelihood.mean(output), cells, where)
+    means = model.likelihood.mean(output) if memory.detail is None else show_stored(output)
+    pictures = _at(means, cells, where)
     return pictures if memory.is_batch else pictures[0]
 
 
@@ -131,8 +142,7 @@ def recall_means(
     most = as_count("steps", MOST_STEPS if steps is None else steps)
     picture = model.as_episodes(cue)
     chosen: list[Cells] = []
-    if not bool((memory.require_slots() >= 0).any()):
-        raise UserError("this memory holds nothing that could be recalled: write images first")
+    _require_held(memory)
     cells, output = decode_held(model, memory)
     means = model.likelihood.mean(output)
     while len(chosen) < most:
@@ -159,6 +169,7 @@ def recall_samples(
 ) -> Float[Tensor, "S *B T C H W"]:
     """The same, with keys and readouts drawn at each step."""
     maps, masks = model.as_maps(memory, cue), [observed]
+    _require_held(memory)
 
     def read(picture: Episode) -> Episode:
         shown, mask = picture if cue.ndim == 5 else picture[0], masks.pop() if masks else None
@@ -167,6 +178,12 @@ def recall_samples(
         return model.likelihood.mean(model.decoder(prior.sample(generator)))
 
     return model.iterate_read(memory, cue, steps, read)
+
+
+def _require_held(memory: Memory) -> None:
+    """Else a picture would be drawn of nothing."""
+    if not bool((memory.require_slots() >= 0).any(dim=-1).all()):
+        raise UserError("this memory holds nothing that could be recalled: write images first")
 
 
 def _at(values: Float[Tensor, "B held *rest"], cells: Int[Tensor, " held"], where: Cells) -> Tensor:
@@ -180,6 +197,7 @@ def score_cues(model: "Kpp", memory: Memory, cue: Images, observed: Observed | N
     """ln p(cue | block) of every block held, on observed pixels only."""
     model.as_maps(memory, cue)
     episode = model.as_episodes(cue)
+    model.pixels.check_cue(episode)
     held = memory.as_batch().require_slots() >= 0
     mask = None if observed is None else _check_mask(observed, cue)
     scores = torch.full((*episode.shape[:2], held.shape[1]), -torch.inf, device=model.device)
@@ -220,15 +238,13 @@ def terms_by_content(
     episode, maps = model.as_episodes(images), model.as_maps(memory, images)
     nowhere = model.keys_in_free_cells(memory, features, generator)
     best = model.keys_at(memory, score_cues(model, memory, images, None).argmax(dim=-1))
-    means, drawn = [], []
+    means, found = [], []
     for keys in (nowhere, best):
         at_means = model.terms(episode, features, maps, keys, sample=False)
-        terms = model.terms(episode, features, maps, keys, sample=sample, generator=generator)
         means.append(at_means.nll_nats)
-        drawn.append(terms.by_name().values())
+        found.append(model.terms(episode, features, maps, keys, sample=sample, generator=generator))
     holds_nothing = (memory.as_batch().require_slots() < 0).all(dim=1, keepdim=True)
-    first = (means[0] < means[1]) | holds_nothing
-    return ElboTerms(*[torch.where(first, *pair) for pair in zip(*drawn, strict=True)])
+    return found[0].where((means[0] < means[1]) | holds_nothing, found[1])
 
 
 def _keys_of(model: "Kpp", cells: Cells) -> Points:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from kanerva.config import KppConfig, ModelConfig
 from kanerva.decoder import fit_outlines
-from kanerva.distributions import DiagonalNormal, KeyPosterior
+from kanerva.distributions import DiagonalNormal, KeyPosterior, as_normal
 from kanerva.errors import UserError
 from kanerva.inputs import as_count
 from kanerva.memory.grid import Grid
@@ -76,6 +76,11 @@ class Kpp(Retrieval, KppNetworks):  # pyright: ignore[reportIncompatibleMethodOv
         """A key reads one cell, whole: what is written there, or nothing."""
         return self.config.memory.placement == "cells" and not self.has_code
 
+    @property
+    def capacity(self) -> int:
+        """Images that a memory has room for."""
+        return self.config.memory.capacity
+
     def memory_shape(self, length: int) -> tuple[int, int, int]:
         return self.config.memory.shape
 
@@ -100,7 +105,10 @@ class Kpp(Retrieval, KppNetworks):  # pyright: ignore[reportIncompatibleMethodOv
     @torch.no_grad()
     def append(self, memory: Memory, images: Images, *, generator: Noise = None) -> Memory:
         """Write more images into free cells of a memory, or of each of a batch: only they are
-        encoded, only their cells change. The cost does not depend on how many are held."""
+        encoded, only their cells change. The cost does not depend on how many are held. A memory
+        that the same weights wrote with fewer cells is carried over first; handles stay."""
+        if require_memory_object(memory).owners is not None and memory.capacity < self.capacity:
+            memory = self._carried_over(memory, generator)
         self.as_maps(memory, images)
         episode, batch = self.as_pixels(images), memory.as_batch()
         most = int((batch.require_slots() >= 0).sum(dim=1).max())
@@ -112,6 +120,29 @@ class Kpp(Retrieval, KppNetworks):  # pyright: ignore[reportIncompatibleMethodOv
             cells = self.placement.find_free(proposal, held, 1, generator)
             batch = self.malloc(batch, episode[:, t : t + 1], one, cells, generator)
         return batch if memory.is_batch else replace(batch[0], kept=memory.kept)
+
+    def _carried_over(self, memory: Memory, generator: Noise) -> Memory:
+        """Blocks of a memory of fewer cells, each in a cell of this model's, near to where it lay
+        if places matter."""
+        if memory.is_batch:
+            every = [self._carried_over(memory[i], generator) for i in range(len(memory.map))]
+            return Memory.stack(every)
+        fewer = replace(self.config.memory, size=memory.map.shape[-1], capacity=memory.capacity)
+        self.resized(replace(self.config, memory=fewer)).as_maps(memory)  # refuses other weights'
+        batch, bits, held, places = (
+            self._empty(1),
+            memory.as_batch().detail,
+            memory.cells,
+            memory.places,
+        )
+        for t in range(len(held)):
+            cell = held[None, t : t + 1]
+            near = DiagonalNormal(as_normal(places[None, t : t + 1]), places.new_zeros(1, 1, 2))
+            free = self.placement.find_free(near, batch.require_slots() >= 0, 1, generator)
+            block = memory.grid.read(memory.map[None], cell)
+            batch = batch.malloc(block, free, None if bits is None else bits.at(cell))
+        given, owners = torch.tensor([*memory.handles, -1]), batch.require_slots()  # -1: free
+        return replace(batch, owners=given.to(owners)[owners], issued=memory.issued)[0]
 
     def malloc(
         self,
@@ -279,10 +310,10 @@ class Kpp(Retrieval, KppNetworks):  # pyright: ignore[reportIncompatibleMethodOv
     def as_maps(self, memory: Memory, images: Images | None = None) -> MemoryMap:
         """Check that a memory fits this model: its map, and its cells."""
         has_cells = require_memory_object(memory).owners is not None
-        if has_cells and memory.capacity != self.config.memory.capacity:
+        if has_cells and memory.capacity != self.capacity:
             raise UserError(
-                f"this model's memories have {self.config.memory.capacity} cells, got one of "
-                f"{memory.capacity}"
+                f"this model's memories have {self.capacity} cells, got one of {memory.capacity}: "
+                f"kanerva.load(NAME, capacity={memory.capacity}) reads it"
             )
         return super().as_maps(memory, images)
 
@@ -293,6 +324,8 @@ class Kpp(Retrieval, KppNetworks):  # pyright: ignore[reportIncompatibleMethodOv
         for rows in range(1, wanted + height * width + 1):
             size, columns = rows * height, rows * height // width
             count = rows * columns
+            if count == self.capacity and count >= wanted:
+                return self
             if count >= wanted and size == columns * width and Grid(count, size).rows == rows:
                 memory = replace(self.config.memory, size=size, capacity=count)
                 return self.resized(replace(self.config, memory=memory))

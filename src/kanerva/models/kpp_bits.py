@@ -6,8 +6,8 @@
 
 A block has a gist, whole numbers that say what an image looks like, and detail, the image's first
 pixels in an entropy code that sees the gist and the pixels before. Both are in `memory/`: what a
-gist costs (`gist`), what pixels cost (`pixel_code`). An image that is not held reads all blocks at
-once (`kin`).
+gist costs (`gist`), what pixels cost (`pixel_code`). What is said of
+an image that is not held is in `reads_kin.py`.
 
     p(x | M, y) = (1 - e) 1[stored pixels match] p(rest | stored, gist) + e p(x | gist)
 
@@ -20,56 +20,46 @@ import math
 from dataclasses import replace
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from kanerva.config import KppBitsConfig
 from kanerva.errors import UserError
 from kanerva.memory.codec import BlockCodec
 from kanerva.memory.detail import ALL, MISMATCH, Detail
-from kanerva.memory.fixed_point import BIT, TOTAL
+from kanerva.memory.fixed_point import BIT
 from kanerva.memory.gist import LARGEST, GistPrior, quantise_gist
 from kanerva.memory.heap import Memory
-from kanerva.memory.kin import MOST, NEW, KinReader, key_costs, mix_unlike
+from kanerva.memory.kin import MOST, KinReader, key_costs
 from kanerva.memory.pixel_code import PixelCode
 from kanerva.memory.refine import refine_gists
 from kanerva.memory.writers import GistWriter
-from kanerva.models.base import Handles, Images, LogWeights, Near, all_but_one
-from kanerva.models.kpp import Kpp
+from kanerva.models.base import Handles, Images, LogWeights, all_but_one
+from kanerva.models.reads_kin import ReadsKin
 from kanerva.models.terms import ElboTerms
-from kanerva.readout import SpatialPrior
-from kanerva.seeding import Noise, as_generator, uniform
-from kanerva.shapes import Blocks, Cells, Episode, FeatureMaps, KinMaps
-
-Known = Bool[Tensor, "B T"]  # of each block
+from kanerva.seeding import Noise, uniform
+from kanerva.shapes import Blocks, Cells, Episode, FeatureMaps
 
 _SPREAD = 2.0  # training draws beta from half to twice its middle
 _SKETCH = 0.5  # weight of the loss that is the gist's own
+_FEW = 0.75  # share of training episodes of which few images are written
+_WHOLE = 0.75  # share of written images that others read as a whole, not their gist
 _SHORT = 0.25  # share of written blocks that training cuts after some group
 _BLURRED = 0.25  # share of gists that training blurs instead of rounding them
 _FIRST_BETA, _BETA_STEP = 0.1, 0.003  # what costs much from the start is never used
 
 
-class KppBits(Kpp):
+class KppBits(ReadsKin):
     """Gist and detail."""
 
-    has_code = True
+    has_code = is_exact = True
     log_beta: Tensor
-    config: KppBitsConfig  # pyright: ignore[reportIncompatibleVariableOverride]
-    writer: GistWriter  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def __init__(self, config: KppBitsConfig) -> None:
         super().__init__(config)
         code, size = config.code, self.writer.size
         self.prior = GistPrior(size - code.groups, code.groups)
-        self.pixel_code = PixelCode(
-            size,
-            config.image[1:],
-            reach=code.reach,
-            width=code.width,
-            maps=code.maps,
-            depth=code.depth,
-        )
+        self.pixel_code = PixelCode.of(code, size, config.image)
         width = config.readout.prior_width
         self.kin = KinReader(self.encoder.features, width, self.side, code.maps + width)
         self.register_buffer("log_beta", torch.tensor(math.log(_FIRST_BETA)))
@@ -99,15 +89,15 @@ class KppBits(Kpp):
         blurred = (numbers + noise).clamp(-LARGEST, LARGEST)
         gists = torch.where(chance[..., 3:] < _BLURRED, blurred, quantise_gist(numbers))
         written = self._choose_written(batch, length, generator)
+        first = slice(self._most_written(length))  # all that any episode writes
         some = 1 + (chance[..., 1] * (groups - 1)).floor()
         kept = torch.where(chance[..., 2] < _SHORT, some, groups) * written
         blocks = self.writer.blocks(gists, kept)
-        whole = (kept == groups) & (chance[..., 3] >= 0.5)
+        whole = (kept == groups) & (chance[..., 1] < _WHOLE)
         # what is not written and reads nothing is scored as by an empty memory
         reads = ~written & (chance[..., 2] >= _SHORT)
-        kin = (
-            self._ask_kin(blocks, features, whole, written)[:, None] * reads[..., None, None, None]
-        )
+        seen = [part[:, first] for part in (blocks, features, whole, written)]
+        kin = self._ask_kin(*seen)[:, None] * reads[..., None, None, None]
         for_code, for_z = self._split_kin(kin)
         reading = self.readout(blocks, features, beside=for_z, generator=generator)
         likelihood = self.log_likelihood(reading.readout, episode)
@@ -115,14 +105,19 @@ class KppBits(Kpp):
         beta = self._adapt_beta(price.sum(dim=-1)) * _SPREAD**rate
         held = torch.arange(groups, device=self.device) < kept[..., None]
         price = (price.unflatten(0, (batch, length)) * held).sum(dim=-1)
-        means = self.readout(blocks, beside=for_z, sample=False).readout
-        sketch = -self.likelihood.log_prob(self.decoder(means), episode) * written
+        if len(self.readout.shapes) == 1:  # else a part depends on what was drawn before it
+            means = reading.prior_mean[:, first]
+        else:
+            alone = {"beside": for_z[:, first], "sample": False}
+            means = self.readout(blocks[:, first], **alone).readout
+        drawn = self.likelihood.log_prob(self.decoder(means), episode[:, first])
+        sketch = -(drawn * written[:, first]).sum() / written.numel()
         pixels = self.pixel_code.nats(
             blocks.flatten(2).flatten(0, 1), episode.flatten(0, 2), for_code.flatten(0, 1)
         ).unflatten(0, (batch, length))
         key = key_costs(written.sum(dim=1), written)
         terms = ElboTerms(likelihood, reading.kl, key.to(likelihood.dtype))
-        auxiliary = (beta * price + _SKETCH * sketch + pixels).mean()
+        auxiliary = (beta * price + pixels).mean() + _SKETCH * sketch
         return terms.by_name() | {"auxiliary": auxiliary}
 
     @torch.no_grad()
@@ -135,40 +130,16 @@ class KppBits(Kpp):
         self.log_beta.clamp_(-4, 4)
         return beta
 
+    def _most_written(self, length: int) -> int:
+        return length - max(1, round(self.config.memory.unwritten * length))
+
     def _choose_written(self, batch: int, length: int, generator: Noise) -> Bool[Tensor, "B T"]:
-        """The first images of each episode: in half of the episodes as many as may be, in the
-        others mostly few, which tell the least of what is not written."""
-        chance = uniform((batch, 2), generator, self.device)
-        most = length - max(1, round(self.config.memory.unwritten * length))
+        """The first images of each episode: in some episodes as many as may be, in the others
+        mostly few, which tell the least of what is not written."""
+        chance, most = uniform((batch, 2), generator, self.device), self._most_written(length)
         few = ((most + 1) ** chance[:, 1]).floor().clamp(max=most)
-        count = torch.where(chance[:, 0] < 0.5, most, few)
+        count = torch.where(chance[:, 0] < _FEW, few, most)
         return torch.arange(length, device=self.device) < count[:, None]
-
-    # What is not written
-
-    def _ask_kin(
-        self, blocks: Blocks, features: FeatureMaps, whole: Known, held: Known
-    ) -> Float[Tensor, "B maps Hq Wq"]:
-        """What blocks tell of other images: all of their own image where they hold the whole of it,
-        else what their gist says."""
-        spread = self.readout.spread(blocks).unflatten(0, blocks.shape[:2])
-        return self.kin(features, spread, whole, held)
-
-    def _split_kin(self, kin: KinMaps) -> tuple[KinMaps, KinMaps]:
-        """Its part for the code of pixels, and that for z."""
-        maps = self.config.code.maps
-        return kin[:, :, :maps], kin[:, :, maps:]
-
-    def _read_kin(self, memory: Memory) -> Float[Tensor, "B maps Hq Wq"]:
-        """What the latest blocks of a memory tell of an image that is not among them."""
-        assert memory.detail is not None
-        owners = memory.require_slots()
-        latest = owners.topk(min(MOST, owners.shape[1]), dim=1)
-        cells, detail = latest.indices, memory.detail.at(latest.indices)
-        pixels = detail.pixels.float().unflatten(-1, self.config.image)
-        whole = detail.is_stored.all(dim=-1)
-        blocks = self.placement.grid.read(memory.map, cells)
-        return self._ask_kin(blocks, self.encoder(pixels), whole, latest.values >= 0)
 
     # Write
 
@@ -257,9 +228,7 @@ class KppBits(Kpp):
             best = self.score_cues(memory, images).argmax(dim=-1)
             held, new = self._terms_at(batch, best, episode), self._terms_new(batch, episode)
             nothing = (batch.require_slots() < 0).all(dim=1, keepdim=True)
-            choose = (new.nll_nats < held.nll_nats) | nothing
-            pairs = zip(new.by_name().values(), held.by_name().values(), strict=True)
-            terms = ElboTerms(*[torch.where(choose, *pair) for pair in pairs])
+            terms = new.where((new.nll_nats < held.nll_nats) | nothing, held)
         return terms if images.ndim == 5 else terms[0]
 
     @torch.no_grad()
@@ -271,7 +240,8 @@ class KppBits(Kpp):
         costs = self.prior.costs(gists.flatten(0, 1)).sum(dim=-1)
         bits = costs.double().unflatten(0, episode.shape[:2]) / BIT
         score = self._log_pixels(self._whole_blocks(gists), episode).sum(dim=-1)
-        key = torch.full_like(score, math.log(episode.shape[1]) - math.log(1 - NEW))
+        held = torch.full((len(score),), episode.shape[1], device=self.device)
+        key = key_costs(held, torch.ones_like(score, dtype=torch.bool))
         return ElboTerms(score, math.log(2) * bits, key)
 
     def _terms_at(self, memory: Memory, cells: Cells, episode: Episode) -> ElboTerms:
@@ -290,33 +260,6 @@ class KppBits(Kpp):
         key = key_costs(count, torch.ones_like(matches))
         return ElboTerms(score, torch.zeros_like(score), key)
 
-    def _terms_new(self, memory: Memory, episode: Episode) -> ElboTerms:
-        """Of images that are not in a memory: like all that it holds, or like none of it."""
-        count = (memory.require_slots() >= 0).sum(dim=1)
-        return self._terms_beside(self._read_kin(memory), count, episode)
-
-    def _terms_beside(
-        self, kin: Float[Tensor, "B maps Hq Wq"], count: Int[Tensor, " B"], episode: Episode
-    ) -> ElboTerms:
-        """The same, of what so many blocks tell."""
-        nothing = torch.zeros(*episode.shape[:2], *self.writer.shape, device=self.device)
-        beside = self._split_kin(kin[:, None].expand(-1, episode.shape[1], -1, -1, -1))[0]
-        like = self._log_pixels(nothing, episode, beside).sum(dim=-1)
-        unlike = self._log_pixels(nothing, episode).sum(dim=-1)
-        score = mix_unlike(like, unlike, count)
-        key = key_costs(count, torch.zeros_like(score, dtype=torch.bool))
-        return ElboTerms(score, torch.zeros_like(score), key)
-
-    def _log_pixels(
-        self, blocks: Blocks, episode: Episode, beside: KinMaps | None = None
-    ) -> Float[Tensor, "B T n"]:
-        """ln p of every pixel given the gist and the pixels before it, from the very tables that
-        code it."""
-        pixels, flat = episode.flatten(0, 2), None if beside is None else beside.flatten(0, 1)
-        counts = self.pixel_code.table(blocks.flatten(2).flatten(0, 1), pixels, flat)
-        share = torch.where(pixels.flatten(1) > 0.5, counts, TOTAL - counts).double() / TOTAL
-        return share.log().unflatten(0, episode.shape[:2])
-
     @torch.no_grad()
     def left_out(self, images: Images, *, generator: Noise = None) -> ElboTerms:
         """Each image scored in the memory of the rest of its episode (a control)."""
@@ -332,50 +275,6 @@ class KppBits(Kpp):
         count = torch.full((len(kin),), episode.shape[1] - 1, device=self.device)
         terms = self._terms_beside(kin, count, episode.flatten(0, 1)[:, None])
         return terms.view(tuple(images.shape[:-3]))
-
-    # Generate
-
-    @torch.no_grad()
-    def generate(
-        self,
-        memory: Memory | None,
-        num_samples: int,
-        *,
-        near: Near | None = None,
-        sample_pixels: bool = False,
-        generator: Noise = None,
-    ) -> Float[Tensor, "*B T C H W"]:
-        """New images like what is held: z from p(z | M, new), decoded to expected pixels; or, with
-        `sample_pixels`, pixels one after another from the code. `near=(key, spread)` reads blocks
-        around a key instead."""
-        memory = self.require_memory(memory)
-        self.check_samples(num_samples, near)
-        self.as_maps(memory)
-        if near is not None:
-            return super().generate(
-                memory, num_samples, near=near, sample_pixels=sample_pixels, generator=generator
-            )
-        kin = self._read_kin(memory.as_batch())[:, None]
-        for_code, for_z = self._split_kin(kin.expand(-1, num_samples, -1, -1, -1))
-        if sample_pixels:
-            images = self._sample_code(for_code, generator)
-        else:
-            nothing = torch.zeros(*for_z.shape[:2], *self.writer.shape, device=self.device)
-            readout = SpatialPrior(self.readout, nothing, for_z).sample(generator)
-            images = self.likelihood.mean(self.decoder(readout))
-        return images if memory.is_batch else images[0]
-
-    def _sample_code(self, beside: KinMaps, generator: Noise) -> Episode:
-        """Every pixel in turn."""
-        noise = as_generator(generator)
-        nothing = torch.zeros(beside.shape[:2].numel(), self.writer.size, device=self.device)
-
-        def draw(_: int, counts: Int[Tensor, " N"]) -> Tensor:
-            chance = torch.rand(counts.shape, generator=noise, device=counts.device)
-            return chance < counts / TOTAL
-
-        pixels = self.pixel_code.follow(nothing, draw, beside.flatten(0, 1))
-        return pixels[:, None].unflatten(0, beside.shape[:2])
 
     def permuted(self, images: Images, *, generator: Noise = None) -> ElboTerms:
         memory, length = self.write(images, generator=generator), images.shape[-4]

@@ -2,13 +2,12 @@
 
 import os
 import re
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, overload
 
 import torch
 
-from kanerva.errors import UserError
+from kanerva.errors import UserError, suggest
 from kanerva.inputs import as_device, as_path
 from kanerva.models import model_class
 from kanerva.models.base import MemoryModel
@@ -77,12 +76,11 @@ def check_shipped(folder: Path) -> None:
 
 def _hint(path: Path) -> str:
     """What may have been meant by a folder that is not there."""
-    near = get_close_matches(path.name.lower(), shipped(), n=1)
-    if near and len(path.parts) == 1:
-        hint = f"did you mean {near[0]}?"
-    else:
-        hint = "`kanerva train` makes one, `make demo` makes runs/demo"
-    return f"{hint}; shipped models: {', '.join(shipped())}"
+    hint = suggest(path.name, shipped()) if len(path.parts) == 1 else ""
+    if path.suffix == ".kanerva":
+        hint = "`kanerva store add` makes a store; "
+    hint = hint or "`kanerva train` makes one, `make demo` makes runs/demo; "
+    return f"{hint}shipped models: {', '.join(shipped())}"
 
 
 @overload

@@ -1,5 +1,6 @@
 """What images a model takes, and pictures of other kinds made into them."""
 
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from kanerva.models.base import MemoryModel
 
 _CHANNELS = (1, 3, 4)  # grey, colour, colour with transparency
+_NO_PIXEL = 16.0  # beyond what noise makes of a pixel on [0, 1]. ours
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,16 @@ class PixelFormat:
             raise UserError("images hold numbers that are not finite")
         return images if images.ndim == 5 else images[None]
 
+    def check_cue(self, cue: Float[Tensor, "..."]) -> None:
+        """Any finite numbers may be a cue, but bytes that were made floats are a mistake: nothing
+        held is like them, and everything would be said to be not held."""
+        most = float(cue.max()) if cue.numel() else 0.0
+        if most > _NO_PIXEL and bool(((cue >= 0) & (cue == cue.round())).all()):
+            raise UserError(
+                f"this cue is whole numbers up to {most:g}, and pixels lie on [0, 1]: divide it by "
+                "255, or kanerva.prepare(cue.byte(), model)"
+            )
+
 
 def prepare(
     images: Any, model: "MemoryModel", *, generator: torch.Generator | None = None
@@ -73,7 +85,7 @@ def prepare(
     grey or in colour, channels first or last; whole numbers up to 255, 0 and 1 alone, bool, or
     floats on [0, 1]. Other sizes are cropped about the centre and resized. For a model of binary
     pixels, a pixel is 1 where it is above a half; with a `generator`, by chance, as often as it is
-    bright.
+    bright. Ink is 1: images that are mostly white get a warning.
     """
     if isinstance(images, np.ndarray | Tensor) and images.ndim == 5:
         parts = [prepare(one, model, generator=generator) for one in images]
@@ -84,6 +96,12 @@ def prepare(
         raise UserError("no images given")
     how = "none" if not binary else "threshold" if generator is None else "sample"
     pixels = binarize(torch.cat(found), how, generator)
+    if binary and float(pixels.float().mean()) > 0.5:
+        warnings.warn(
+            "most pixels are white: the models of this package know white ink on black. Invert "
+            "dark ink on white paper: 1 - images",
+            stacklevel=2,
+        )
     return to_float(pixels, binary).to(model.device)
 
 

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from jaxtyping import Float
+import torch
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from kanerva.shapes import PerImage
@@ -15,6 +16,11 @@ class ElboTerms:
     log_likelihood: PerImage  # ln p(x|z, M, y)
     readout_kl: PerImage  # KL[q(z|.) || p(z|M, y)]
     key_kl: PerImage  # KL[q(y|.) || p(y)], all K heads
+
+    def __repr__(self) -> str:
+        terms = {"nll_nats": self.nll_nats} | self.by_name()
+        means = ", ".join(f"{name} {float(t.detach().mean()):.2f}" for name, t in terms.items())
+        return f"ElboTerms({means}; means of {self.key_kl.numel()} images)"
 
     @property
     def elbo(self) -> PerImage:
@@ -48,6 +54,11 @@ class ElboTerms:
     def view(self, shape: tuple[int, ...]) -> "ElboTerms":
         """The same images, grouped otherwise."""
         return ElboTerms(*[term.reshape(shape) for term in self.by_name().values()])
+
+    def where(self, chosen: Bool[Tensor, "..."], other: "ElboTerms") -> "ElboTerms":
+        """These terms for chosen images, other ones for the rest."""
+        pairs = zip(self.by_name().values(), other.by_name().values(), strict=True)
+        return ElboTerms(*[torch.where(chosen, *pair) for pair in pairs])
 
     def __getitem__(self, episode: int) -> "ElboTerms":
         """One episode's terms out of a batch."""

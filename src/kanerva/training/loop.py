@@ -37,6 +37,7 @@ from kanerva.training.checkpoint import (
     save_last,
 )
 from kanerva.training.devices import make_fabric, on_rank_zero
+from kanerva.training.loggers import LoggerName, make_logger, require_logger
 from kanerva.training.reporting import Reporter
 from kanerva.training.samples import sample_sheet
 from kanerva.training.schedule import lr_factor, warmup_steps
@@ -56,6 +57,7 @@ class Outcome:
     step: int
     total: int
     best_nll: float | None
+    best_step: int = 0  # whose weights are kept as the best
 
 
 def train(
@@ -67,14 +69,17 @@ def train(
     until: float | None = None,
     data_root: Path | None = None,
     accelerator: str = "auto",
+    logger: LoggerName | None = None,
     before: Callable[[torch.device], None] | None = None,
 ) -> Outcome:
     """Train until the schedule ends, the validation bound passes below `until`, `minutes` pass or
     a signal comes; saves before it goes.
 
     Everything that can be wrong with the input is found before anything is written. `before` is
-    called once, when nothing can be wrong any more: it may print a message.
+    called once, when nothing can be wrong any more: it may print a message. `logger` gets the
+    figures of metrics.csv too.
     """
+    require_logger(logger)
     deadline = math.inf if minutes is None else time.monotonic() + 60 * minutes
     goal = -math.inf if until is None else until
     train_set = load_split(config, "train", data_root)
@@ -93,7 +98,7 @@ def train(
         there = resume and (run / "checkpoints").is_dir()
         on_rank_zero(fabric, lambda: lock() if there else None)  # before the first write
         on_rank_zero(fabric, lambda: check_run(run, config, resume))
-        trainer = Trainer(config, run, fabric, episodes, validation, resume)
+        trainer = Trainer(config, run, fabric, episodes, validation, resume, logger)
         on_rank_zero(fabric, lambda: make_run(run, resume))
         on_rank_zero(fabric, lambda: None if there else lock())
         on_rank_zero(fabric, lambda: write_run_config(run, config))
@@ -128,8 +133,10 @@ class Trainer:
         episodes: TrainingEpisodes,
         validation: FixedEpisodes,
         resume: bool,
+        logger: LoggerName | None = None,
     ) -> None:
         self.config, self.run, self.fabric = config, run, fabric
+        self.logger: LoggerName | None = logger if fabric.is_global_zero else None
         self.episodes, self.validation = episodes, validation
         self.total = config.steps
         self.warmup = warmup_steps(config.optim.warmup_epochs, episodes.steps_per_epoch, self.total)
@@ -164,7 +171,7 @@ class Trainer:
         return self.model if self.average is None else self.average
 
     def fit(self, caught: list[str], deadline: float, goal: float) -> Outcome:
-        """Go from where the run stands to its end, or until told to stop."""
+        """Go from where the run stands to its end, or until it is stopped."""
         progress, reason = self.progress, "finished"
         self.reporter = Reporter(
             self.run,
@@ -173,6 +180,7 @@ class Trainer:
             steps_per_epoch=self.episodes.steps_per_epoch,
             compiles=self.step.form != "eager",
             quiet=not self.fabric.is_global_zero,
+            logger=make_logger(self.logger, self.run, self.config, progress.step),
         )
         self.reporter.say(self._beginning())
         while progress.step < self.total and reason == "finished":
@@ -196,7 +204,7 @@ class Trainer:
                 bool(caught), time.monotonic() > deadline, save, ask=row or validation
             )
             if signalled or timed_out:
-                stopped_by = caught[0] if caught else "SIGTERM"  # or another process was told
+                stopped_by = caught[0] if caught else "SIGTERM"  # or another process was stopped
                 reason = stopped_by if signalled else "minutes"
                 self._look()
             elif reached:
@@ -212,9 +220,9 @@ class Trainer:
         progress = self.progress
         if progress.step == self.total and reason != "bound":
             reason = "finished"  # a signal that came with the last step stopped nothing
-        self.reporter.bar.close()
+        self.reporter.close()
         self.reporter.say(f"{reason} at step {progress.step} of {self.total}: {self.run}")
-        return Outcome(reason, progress.step, self.total, progress.best_nll)
+        return Outcome(reason, progress.step, self.total, progress.best_nll, progress.best_step)
 
     def _beginning(self) -> str:
         """What is about to happen, and what may take a while."""
@@ -248,7 +256,7 @@ class Trainer:
         result = self.step.look()
         self.streak, self.progress.skipped = result.streak, result.skipped
         if self.streak >= PATIENCE:
-            self.reporter.bar.close()
+            self.reporter.close()
             raise NumbersWentBad(
                 f"{self.run}: loss or gradient was not finite for {self.streak} steps in a row, "
                 f"up to step {self.progress.step - 1}; {self._kept()}"
@@ -278,7 +286,7 @@ class Trainer:
         mine = validation_score(judged, self.validation, config.validate_episodes)
         score = self.fabric.broadcast(mine)  # running statistics differ: one figure decides for all
         if not math.isfinite(score.nll_nats):
-            self.reporter.bar.close()
+            self.reporter.close()
             raise NumbersWentBad(
                 f"{self.run}: the validation bound at step {progress.step} is not finite; "
                 f"{self._kept()}"

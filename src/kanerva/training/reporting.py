@@ -1,4 +1,5 @@
-"""What a run reports while it trains: metrics.csv, log.txt, and a progress bar or lines."""
+"""What a run reports while it trains: metrics.csv, log.txt, a logger if asked for, and a progress
+bar or lines."""
 
 import csv
 import io
@@ -6,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+from lightning_fabric.loggers import Logger
 from tqdm import tqdm
 
 from kanerva.config import RunConfig
@@ -32,8 +34,10 @@ class Reporter:
         steps_per_epoch: int,
         compiles: bool,
         quiet: bool,
+        logger: Logger | None = None,
     ) -> None:
         """`quiet`: one of several processes, of which another reports."""
+        self.logger = logger
         self.metrics, self.log, self.quiet = run / "metrics.csv", run / "log.txt", quiet
         self.total, self.steps_per_epoch, self.compiles = config.steps, steps_per_epoch, compiles
         self.images = config.batch * config.episode_length  # of a step
@@ -125,6 +129,15 @@ class Reporter:
         row = {"step": step, "epoch": epoch, "split": split} | numbers
         csv.DictWriter(text, COLUMNS, lineterminator="\n").writerow(row)
         append(self.metrics, text.getvalue())
+        if self.logger is not None:
+            named = {f"{split}/{name}": float(values[name]) for name in numbers}
+            self.logger.log_metrics(named, step)
+
+    def close(self) -> None:
+        """No more will come: end the bar, and write out what a logger still holds."""
+        self.bar.close()
+        if self.logger is not None:
+            self.logger.finalize("finished")
 
 
 def describe(terms: dict[str, float]) -> str:

@@ -6,7 +6,7 @@ that NAMES does not list are what several experiments share.
 
 from importlib import import_module
 
-from kanerva.errors import UserError
+from kanerva.errors import UserError, suggest
 from kanerva.lab.harness import Experiment, Finding, Lab
 
 NAMES = {  # name of the experiment: its file; in the paper's order, then beyond
@@ -29,6 +29,7 @@ NAMES = {  # name of the experiment: its file; in the paper's order, then beyond
     "gist": "gist",
     "files": "files",
     "classify": "classify",
+    "new-drawings": "new_drawings",
     "store-search": "store_search",
     "store-scale": "store_scale",
     "associative": "associative",
@@ -40,6 +41,7 @@ __all__ = ["NAMES", "Experiment", "Finding", "Lab", "experiment"]
 def experiment(name: str) -> Experiment:
     """The experiment of that name."""
     if name not in NAMES:
-        raise UserError(f"unknown experiment {name!r}; there are {', '.join(NAMES)}")
+        hint = suggest(name, NAMES)
+        raise UserError(f"unknown experiment {name!r}; {hint}there are {', '.join(NAMES)}")
     module = import_module(f"kanerva.lab.experiments.{NAMES[name]}")
     return Experiment(name=name, run=module.run, verdict=module.verdict, **vars(module.ABOUT))

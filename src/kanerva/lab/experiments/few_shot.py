@@ -1,11 +1,13 @@
 """Beyond the paper: what drawings of a character tell of another drawing of it.
 
 Some drawings of one character are written, and one that was not is scored under that memory, and
-under memories of as many drawings of another character. The models never saw such episodes: they
-were trained on mixed ones. The references train on sets of one character, so theirs is another
-task: SCHA-VAE (Giannone and Winther 2022), Neural Statistician (Edwards and Storkey 2017).
+under memories of as many drawings of another character. All models see the same training episodes,
+many of them of one character each; no character of theirs is asked for here. `kpp-bits-empty` has
+the networks of `kpp-bits` and nothing is ever written into it: what it costs there is what a memory
+has to beat. Beside it a `kpp-bits` that never saw a label: its kin were copies of one image.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -20,31 +22,40 @@ from kanerva.evaluation.report import columns
 from kanerva.lab.experiments import plots
 from kanerva.lab.experiments.measures import Estimate, estimate
 from kanerva.lab.harness import About, Figures, Finding, Lab
+from kanerva.memory.heap import Memory
 from kanerva.models.base import MemoryModel
+from kanerva.models.kpp_bits import KppBits
+from kanerva.models.kpp_bits_empty import KppBitsEmpty
 from kanerva.presets import preset
-from kanerva.seeding import stream
+from kanerva.seeding import Noise, stream
+from kanerva.shapes import Labels
 
 Drawings = Float[Tensor, "N drawings C H W"]  # by character
 PerCharacter = Float64[Tensor, " N"]
+Scores = dict[Any, PerCharacter]  # "empty", or by drawings written and whose
 
-WRITTEN = (1, 2, 4, 8, 11, 19)  # drawings of a character, as far as it has one more
+WRITTEN = (1, 2, 5, 10, 19)  # drawings of a character, as far as it has one more
 MOST = 20  # drawings of a character that are used
-COMPANY = 8  # images that are scored together: q is used to neighbours of all kinds
-AT_ONCE = 32  # characters scored together
-MODELS = {  # label: model and variant
-    "kpp generate": ("kpp", "generate"),
-    "kpp store": ("kpp", None),
-    "kpp-paper": ("kpp-paper", None),
-    "dkm": ("dkm", None),
-    "no-memory": ("no-memory", None),
-    "vae": ("vae", None),
-}
+COMPANY = 8  # images that are scored together: most q are used to neighbours of all kinds
+AT_ONCE = 64  # characters scored together
+SEEDS = 3  # of our models, in the full protocol; one of the others
+OURS, EMPTY, COPIES = "kpp-bits", "kpp-bits-empty", "kpp-bits, no labels"
+MODELS = (OURS, EMPTY, COPIES, "dkm", "no-memory", "vae")
+INDEPENDENT = "independent pixels"  # the bound of z, beside that of the code of pixels
+BY_SEED = ("own", "over_empty")  # what a record has of each seed
+LINES = {(False, False): "-", (True, False): ":", (False, True): "--", (True, True): "-."}
 OFF = 1000  # nats: far beyond anything a model says of what it knows
-SCORES = {"own": "own", "gain": "gain", "over_empty": "over"}  # what the table calls them
+TITLES = {  # of the scores in a table
+    "own": "bound of a drawing that is not written, under drawings of its character",
+    "gain": "the same under as many drawings of another character, less that",
+    "over_empty": f"the same under an empty memory, less that; for kpp-bits that of {EMPTY}",
+    "other_over": "under drawings of another character, less under that empty memory",
+}
 
 
-def characters(lab: Lab, count: int | None) -> Drawings:
-    """Test characters that have as many drawings as any, 20 at most; one draw of their pixels."""
+def characters(lab: Lab, count: int | None) -> tuple[Drawings, Labels]:
+    """Test characters that have as many drawings as any, 20 at most, and their labels; one draw of
+    their pixels."""
     config = preset(lab.preset)
     found = load_split(config, "test", lab.data_root)
     if found.labels is None:
@@ -58,7 +69,8 @@ def characters(lab: Lab, count: int | None) -> Drawings:
     chosen = torch.stack([(found.labels == label).nonzero()[:each, 0] for label in kept])
     how = config.data.binarization
     pixels = data.binarize(found.images[chosen.flatten()], how, stream("few-shot", "pixels"))
-    return data.to_float(pixels, how != "none").to(lab.device).unflatten(0, chosen.shape)
+    drawings = data.to_float(pixels, how != "none").to(lab.device)
+    return drawings.unflatten(0, chosen.shape), kept
 
 
 def shuffle(drawings: Drawings, generator: torch.Generator) -> Drawings:
@@ -68,10 +80,44 @@ def shuffle(drawings: Drawings, generator: torch.Generator) -> Drawings:
     return drawings[rows, order.argsort(dim=1)]
 
 
-def mix_episodes(targets: Float[Tensor, "N C H W"]) -> Float[Tensor, "N T C H W"]:
-    """Each target in the middle of an episode of other characters' targets, as in training."""
-    around = torch.arange(COMPANY) - COMPANY // 2
+def options(lab: Lab, model: str) -> dict[str, Any]:
+    """What differs from a model's preset: others are trained on the episodes of `kpp-bits`."""
+    if model == COPIES:
+        return {"data": {"augment": "copies"}}
+    if model in (OURS, EMPTY):
+        return {}
+    ours, theirs = lab.config(OURS), lab.config(model)
+    return {
+        "data": ours.data,
+        "episode_length": ours.episode_length,
+        "batch": theirs.batch * theirs.episode_length // ours.episode_length,
+    }
+
+
+def mix_episodes(
+    targets: Float[Tensor, "N C H W"], company: int = COMPANY
+) -> Float[Tensor, "N T C H W"]:
+    """Each target in the middle of an episode of other characters' targets."""
+    around = torch.arange(company) - company // 2
     return targets[(torch.arange(len(targets))[:, None] + around) % len(targets)]
+
+
+def memories(
+    model: MemoryModel, written: Drawings, counts: list[int], noise: Noise
+) -> Iterator[tuple[int, Memory | None]]:
+    """For each row of drawings an empty memory, and those of the first so many. Where blocks can be
+    freed, all are written once, and the last ones freed: the same memory, and less to do."""
+    rows, most = len(written), max(counts, default=0)
+    yield 0, model.empty(rows) if model.remembers else None
+    if not model.has_blocks or not counts:
+        for count in counts:
+            few = written[:, :count]
+            yield count, model.write(few, generator=noise) if model.remembers else None
+        return
+    memory = model.write(written[:, :most], generator=noise)
+    for count in counts:
+        gone = torch.arange(count, most, device=written.device).expand(rows, -1)
+        yield count, memory.free(gone) if count < most else memory
 
 
 @torch.no_grad()
@@ -79,48 +125,81 @@ def score(
     lab: Lab,
     model: MemoryModel,
     targets: Float[Tensor, "N C H W"],
-    written: Drawings | None,
+    written: Drawings,
+    counts: list[int],
     name: int,
-) -> PerCharacter:
-    """The bound of each target under a memory of its row of `written`; None: an empty memory."""
-    episodes, found = mix_episodes(targets), []
+) -> dict[tuple[str, int], Float64[Tensor, "N 2"]]:
+    """By decoder and number of drawings written, bounds under a memory of each row: of its own
+    target, and of that of the row before."""
+    coded = isinstance(model, KppBits | KppBitsEmpty)
+    company = 2 if coded else COMPANY  # there q looks at one image at a time
+    episodes, middle, found = mix_episodes(targets, company), company // 2, {}
     for start in range(0, len(targets), AT_ONCE):
         part = slice(start, start + AT_ONCE)
-        images, noise = episodes[part], lab.noise("few-shot", name, start)
-        memory = None
-        if model.remembers and written is None:
-            memory = model.empty(len(images))
-        elif model.remembers and written is not None:
-            memory = model.write(written[part], generator=lab.noise("write", name, start))
-        terms = model.elbo(images, memory, generator=noise)
-        found.append(terms.nll_nats[:, COMPANY // 2].double().cpu())
-    return torch.cat(found)
+        images, how = episodes[part], lab.noise("write", name, start)
+        for count, memory in memories(model, written[part], counts, how):
+            noise = lab.noise("few-shot", name, start)
+            terms = {"": model.elbo(images, memory, generator=noise)}
+            if isinstance(model, KppBits) and memory is not None:
+                terms[INDEPENDENT] = model.independent_terms(images, memory, generator=noise)
+            elif isinstance(model, KppBitsEmpty):
+                terms[INDEPENDENT] = model.independent_terms(images, generator=noise)
+            for decoder, each in terms.items():
+                nats = each.nll_nats[:, [middle, middle - 1]].double().cpu()
+                found.setdefault((decoder, count), []).append(nats)
+    return {key: torch.cat(parts) for key, parts in found.items()}
 
 
 def measure(
     lab: Lab, model: MemoryModel, drawings: Drawings, counts: list[int], rounds: int
-) -> dict[str, Any]:
-    """Bounds on drawings that are not written, for each number that is; `gain` is what the own
-    character's memory saves against another's, `over_empty` against an empty one."""
-    scores: dict[Any, list[PerCharacter]] = {}
+) -> dict[str, Scores]:
+    """Bounds on drawings that are not written, averaged over those of a character: under an empty
+    memory, and for each number that is written under drawings of its own character and of another;
+    by decoder, "" being the model's own.
+    """
+    scores: dict[str, dict[Any, list[PerCharacter]]] = {}
     for number in range(rounds):
         mixed = shuffle(drawings, lab.noise("deal", number))
-        targets, rest = mixed[:, 0], mixed[:, 1:]
-        memories: dict[Any, Drawings | None] = {"empty": None}
-        for count in counts:
-            some = rest[:, :count]
-            memories |= {(count, "own"): some, (count, "other"): some.roll(1, 0)}
-        for name, written in memories.items():
-            scores.setdefault(name, []).append(score(lab, model, targets, written, number))
-    means = {name: torch.stack(each).mean(dim=0) for name, each in scores.items()}
-    result: dict[str, Any] = {"empty": estimate(means["empty"], "error"), "written": []}
+        found = score(lab, model, mixed[:, 0], mixed[:, 1:], counts, number)
+        for (decoder, count), nats in found.items():
+            own, before = nats.unbind(dim=1)
+            other = before.roll(-1) if model.remembers else own
+            into = scores.setdefault(decoder, {})
+            named = {(count, "own"): own, (count, "other"): other} if count else {"empty": own}
+            for name, value in named.items():
+                into.setdefault(name, []).append(value)
+    return {
+        decoder: {name: torch.stack(each).mean(dim=0) for name, each in found.items()}
+        for decoder, found in scores.items()
+    }
+
+
+def summarise(seeds: list[Scores], empty: list[PerCharacter], counts: list[int]) -> dict[str, Any]:
+    """`gain` is what the own character's memory saves against another's, `over_empty` against
+    `empty`, `other_over` what another's costs beyond that: differences drawing by drawing, averaged
+    over seeds; their errors are over characters."""
+    start = torch.stack([each["empty"] for each in seeds]).mean(dim=0)
+    result: dict[str, Any] = {"empty": estimate(start, "error"), "written": []}
     for count in counts:
-        own, other = means[count, "own"], means[count, "other"]
-        values = {"own": own, "other": other}
-        values |= {"gain": other - own, "over_empty": means["empty"] - own}
-        row = {name: estimate(value, "error") for name, value in values.items()}
-        result["written"].append({"count": count} | row)
+        own, other = (
+            torch.stack([each[count, whose] for each in seeds]) for whose in ("own", "other")
+        )
+        nothing = torch.stack(empty)
+        values = {"own": own, "other": other, "gain": other - own}
+        values |= {"over_empty": nothing - own, "other_over": other - nothing}
+        row: dict[str, Any] = {
+            name: estimate(value.mean(dim=0), "error") for name, value in values.items()
+        }
+        by_seed = {f"{name}_by_seed": values[name].mean(dim=1).tolist() for name in BY_SEED}
+        result["written"].append({"count": count} | row | by_seed)
     return result
+
+
+@torch.no_grad()
+def block_bits(model: MemoryModel, drawings: Drawings) -> float:
+    """Of a drawing that is written whole, on average."""
+    memory = model.write(drawings[:AT_ONCE, :1])
+    return float(torch.cat([memory[b].bits for b in range(len(memory.map))]).mean())
 
 
 def verdict(figures: Figures) -> str:
@@ -140,42 +219,69 @@ def verdict(figures: Figures) -> str:
         f"What {count} drawings of a character tell of another, in nats against as many of another "
         f"character (against an empty memory): {'; '.join(helped) or 'nothing to any model'}. "
         + (f"No clear use to {'; '.join(not_helped)}. " if not_helped else "")
-        + f"Cheapest there: {best}. All were trained on mixed episodes, and there is no sampler "
-        "of one-character episodes here: figures of models so trained are not comparable."
+        + f"Cheapest there: {best}."
+        + ("" if "empty" in figures else " All were trained on mixed episodes: an old record.")
     )
 
 
 def run(lab: Lab) -> Finding:
-    drawings = characters(lab, lab.pick(48, None))
+    drawings = characters(lab, lab.pick(48, None))[0]
     counts = [count for count in WRITTEN if count < drawings.shape[1]]
-    rounds = lab.pick(2, 4)
-    figures = {
+    rounds, seeds = lab.pick(2, 4), lab.pick(1, SEEDS)
+    figures: Figures = {
         "characters": len(drawings),
         "rounds": rounds,
         "written": counts,
-        "models": {
-            label: measure(lab, lab.trained(*named), drawings, counts, rounds)
-            for label, named in MODELS.items()
-        },
+        "seeds": seeds,
     }
+    found: dict[str, list[Scores]] = {}
+    for name in MODELS:
+        for seed in range(seeds if name in (OURS, EMPTY) else 1):
+            real, parts = name.split(",")[0], options(lab, name)
+            model = lab.trained(real, seed=lab.seed + seed, **parts)
+            lab.say(f"scoring {name}, seed {lab.seed + seed}")
+            if name == OURS and not seed:
+                figures["bits_per_drawing"] = block_bits(model, drawings)
+            asked = [] if name == EMPTY else counts
+            for decoder, scores in measure(lab, model, drawings, asked, rounds).items():
+                label = f"{name}, {decoder}" if decoder else name
+                found.setdefault(label, []).append(scores)
+    figures["models"], figures["empty"] = {}, {}
+    for label, each in found.items():
+        if EMPTY in label:
+            twin = torch.stack([scores["empty"] for scores in each]).mean(dim=0)
+            figures["empty"][label.replace(EMPTY, OURS)] = estimate(twin, "error")
+            continue
+        twin = found[f"{EMPTY}, {INDEPENDENT}" if INDEPENDENT in label else EMPTY]
+        source = twin[: len(each)] if OURS in label else each
+        empty = [scores["empty"] for scores in source]
+        figures["models"][label] = summarise(each, empty, counts)
     return Finding(figures, table(figures), draw(lab, figures))
 
 
 def table(figures: Figures) -> list[str]:
-    """Three blocks, a row for each model and a column for each number of drawings."""
+    """A block for each score, a row for each model and a column for each number of drawings."""
     rows = [["drawings written", "none", *map(str, figures["written"])]]
-    for key, called in SCORES.items():
+    for key in TITLES:
         for label, found in figures["models"].items():
             start = f"{found['empty']['mean']:.2f}" if key == "own" else ""
             cells = [nats(row[key]) for row in found["written"]]
-            rows.append([f"{called}, {label}", start, *cells])
+            rows.append([f"  {label.removesuffix(' pixels')}", start, *cells])
+    head, *body = columns(rows, left=1).splitlines()
+    lines, models = [head], len(figures["models"])
+    for number, title in enumerate(TITLES.values()):
+        lines += [title, *body[number * models : (number + 1) * models]]
+    empty = figures["empty"]
+    seeds = "one seed" if figures["seeds"] == 1 else f"kpp-bits: {figures['seeds']} seeds; else one"
     return [
-        *columns(rows, left=1).splitlines(),
-        "own: bound of a drawing that is not written, under drawings of its character; gain: the "
-        "same under as many of",
-        "another character, less that; over: the same under an empty memory, less that",
-        f"nats per image ± standard error over {figures['characters']} characters, "
-        f"{figures['rounds']} drawings of each left out in turn; one seed",
+        *lines,
+        f"{EMPTY} costs {nats(empty[OURS])}, with pixels that are independent given z "
+        f"{nats(empty[f'{OURS}, {INDEPENDENT}'])}",
+        f"nats per image, key included, ± standard error over {figures['characters']} characters, "
+        f"{figures['rounds']} drawings of each left out",
+        f"in turn; {seeds}. A drawing written takes {figures['bits_per_drawing']:.0f} bits "
+        "(kpp-bits). Labels draw training episodes,",
+        "nothing else; no labels: kin are copies of one image",
     ]
 
 
@@ -193,7 +299,7 @@ def draw(lab: Lab, figures: Figures) -> Figure:
         15.2,
         4.6,
         f"{lab.preset}: nats per drawing that is not written; {figures['characters']} unseen "
-        "characters, ± standard error over them; models trained on mixed episodes",
+        "characters, ± standard error over them; all trained on the same episodes",
     )
     titles = {
         "gain": "gained against another character's drawings",
@@ -203,8 +309,8 @@ def draw(lab: Lab, figures: Figures) -> Figure:
     for axes, (key, title) in zip(figure.subplots(1, 3), titles.items(), strict=True):
         for label, found in figures["models"].items():
             if label != "vae" or key == "own":
-                look = {"color": plots.COLOURS[label.split()[0]], "label": label}
-                look |= {"ls": ":" if label == "kpp store" else "-"}
+                look = {"color": plots.COLOURS[label.split(",")[0]], "label": label}
+                look |= {"ls": LINES[INDEPENDENT in label, COPIES in label]}
                 values = [row[key] for row in found["written"]]
                 plots.draw_line(axes, range(len(counts)), values, **look)
         across = "drawings of its character that are written"

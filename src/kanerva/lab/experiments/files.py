@@ -2,31 +2,32 @@
 
 Images are written, whole and shrunk; each memory is saved, and read back with one thread and with
 two, on the CPU and on a GPU where there is one. What is read must be what was written, to the last
-symbol. Coder and prior are timed on gists alone, the code of pixels with them.
+symbol. Coding, with the prior, is timed apart from the networks of pixels.
 """
 
 import math
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from kanerva.data.splits import fixed_episodes, load_split
 from kanerva.errors import UserError
 from kanerva.evaluation.report import columns
 from kanerva.lab.harness import About, Figures, Finding, Lab
-from kanerva.memory.container import SIZE
+from kanerva.memory.codec import BlockCodec
+from kanerva.memory.container import SIZE, Container
 from kanerva.memory.detail import symbol_digest
 from kanerva.memory.heap import Memory
+from kanerva.memory.pixel_code import PixelCode
 from kanerva.models.kpp_bits import KppBits
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 COUNTS = (32, 1000, 10_000)
 CAPS = (None, 56, 24)  # bits of an image: everything, a gist and some pixels, part of a gist
@@ -35,7 +36,7 @@ CLOSE = 0.01  # of a claim, that a file may be larger
 
 
 @contextmanager
-def threads(count: int) -> "Iterator[None]":
+def threads(count: int) -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -84,18 +85,67 @@ def measure(model: KppBits, memory: Memory, folder: Path, others: list[str]) -> 
             seconds[name] = time.perf_counter() - start
         differences[name] = count_differences(memory.to("cpu"), again.to("cpu"))
         model.to(memory.map.device)
-    claim, size = float(memory.bits.sum()) / 8, path.stat().st_size
+    claim, content = float(memory.bits.sum()) / 8, path.read_bytes()
+    stream = len(Container.unpack(content, path.name).stream)
     return {
         "images": count,
         "bits_per_image": 8 * claim / count,
         "claim": claim,
         "header": SIZE,
-        "handles": len(memory.as_container().pack()) - SIZE - len(memory.as_container().stream),
-        "bytes": size,
+        "handles": len(content) - SIZE - stream,
+        "bytes": len(content),
         "save_s": saved,
         "load_s": seconds,
         "differences": differences,
     }
+
+
+class KnownTables(PixelCode):
+    """A code of pixels whose tables were computed before: what is left to time is coding."""
+
+    def __init__(self, code: PixelCode, counts: Int[Tensor, "N n"]) -> None:
+        torch.nn.Module.__init__(self)
+        self.height, self.width, self.place = code.height, code.width, code.place
+        self.left = counts
+
+    def table(self, traces: Tensor, pixels: Tensor, beside: Tensor | None = None) -> Tensor:
+        part, self.left = self.left.tensor_split([len(traces)])
+        return part
+
+    def follow(
+        self,
+        traces: Tensor,
+        choose: Callable[[int, Int[Tensor, " N"]], Tensor | None],
+        beside: Tensor | None = None,
+    ) -> Tensor:
+        part = self.table(traces, traces)
+        for i, counts in enumerate(part.T.contiguous()):
+            if choose(i, counts) is None:
+                break
+        return part
+
+
+def time_coding(memory: Memory) -> dict[str, float]:
+    """Seconds from symbols to bytes and back, prior included, networks of pixels not: theirs are
+    given beside it. Of a memory that holds whole images."""
+    codec = memory.codec
+    assert isinstance(codec, BlockCodec)
+    gists, detail = memory.to("cpu")._in_order()
+    codec = BlockCodec(deepcopy(codec.prior).cpu(), deepcopy(codec.pixels).cpu(), codec.name)
+    with threads(2):
+        start = time.perf_counter()
+        counts = codec.pixels.table(codec._traces(gists), codec._as_images(detail.pixels))
+        networks = time.perf_counter() - start
+        known = [KnownTables(codec.pixels, counts) for _ in range(2)]
+        encoder, decoder = (BlockCodec(codec.prior, code, codec.name) for code in known)
+        start = time.perf_counter()
+        stream = encoder.encode(gists, detail)
+        encoded = time.perf_counter() - start
+        start = time.perf_counter()
+        again, stored = decoder.decode(stream, len(gists))
+        decoded = time.perf_counter() - start
+    assert torch.equal(again, gists) and torch.equal(stored.pixels, detail.pixels)
+    return {"encode": encoded, "decode": decoded, "networks": networks}
 
 
 def run(lab: Lab) -> Finding:
@@ -108,16 +158,17 @@ def run(lab: Lab) -> Finding:
     images = episodes.batch(0, min(needed, len(episodes))).images.flatten(0, 1)
     large = model.with_capacity(min(max(counts), len(images)))
     assert isinstance(large, KppBits)
-    rows = []
+    rows, coding = [], {}
     with tempfile.TemporaryDirectory() as folder:
         for count in counts:
             written = write_all(large, images[:count])
+            coding = {"images": count} | time_coding(written)
             for cap in CAPS:
                 held = written if cap is None else written.shrink(bits=cap)
                 lab.say(f"{count} images, {'all bits' if cap is None else f'{cap} bits'}")
                 others = ["cuda"] if torch.cuda.is_available() else []
                 rows.append({"cap": cap} | measure(large, held, Path(folder), others))
-    figures: Figures = {"rows": rows, "processors": torch.get_num_threads()}
+    figures: Figures = {"rows": rows, "coding": coding, "processors": torch.get_num_threads()}
     return Finding(figures, table(figures))
 
 
@@ -140,7 +191,17 @@ def table(figures: Figures) -> list[str]:
         "claim: memory.bits in bytes; over: what a file takes beyond claim, header and handles; "
         "save/s, load/s: images a",
         f"second, networks included; differ: blocks that were read otherwise, by {readers}",
+        describe_coding(figures["coding"]),
     ]
+
+
+def describe_coding(coding: dict[str, Any]) -> str:
+    """Images a second."""
+    rates = {name: coding["images"] / coding[name] for name in ("encode", "decode", "networks")}
+    return (
+        f"symbols to bytes {rates['encode']:,.0f} images/s, back {rates['decode']:,.0f}, prior "
+        f"included; networks of pixels, which are timed apart, {rates['networks']:,.0f}"
+    )
 
 
 def verdict(figures: Figures) -> str:

@@ -4,10 +4,12 @@ Memories of as many bits for each image, by two codes with one pixel decoder: gi
 pixels, and pixels alone, from the first on (the prefix-only code). Each says what an image that it
 holds costs, draws it (pixels that are stored as they are; the others from the gist, or as the mean
 of what the decoder would go on with), and the gist finds it again from half of its pixels.
+
+Pictures are compared with the pixels that were written, and with the grey image these were drawn
+from. Of the first, part is noise: who knew the grey image itself would still be off by it.
 """
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -106,16 +108,18 @@ def run(lab: Lab) -> Finding:
     split = load_split(config, "test", lab.data_root)
     episodes = fixed_episodes(config, split, lab.device)
     count = lab.pick(64, 256)
-    images = episodes.batch(0, -(-count // config.episode_length)).images.flatten(0, 1)[:count]
-    return measure(lab, model, images)
+    grey = fixed_episodes(config, split, lab.device, "none")
+    images, levels = (
+        one.batch(0, -(-count // config.episode_length)).images.flatten(0, 1)[:count]
+        for one in (episodes, grey)
+    )
+    return measure(lab, model, images, levels)
 
 
-def measure(lab: Lab, model: KppBits, images: Images) -> Finding:
-    """Both codes of as many images as a square grid has cells."""
-    count, memory = len(images), model.config.memory
-    cell = memory.size // math.isqrt(memory.capacity)
-    memory = replace(memory, capacity=count, size=math.isqrt(count) * cell)
-    large = model.resized(replace(model.config, memory=memory))
+def measure(lab: Lab, model: KppBits, images: Images, grey: Images) -> Finding:
+    """Both codes of all images, in one memory; `grey`: what their pixels were drawn from."""
+    count = len(images)
+    large = model.with_capacity(count)
     assert isinstance(large, KppBits)
     written = large.write(images)
     noise = lab.noise("gist")
@@ -138,11 +142,13 @@ def measure(lab: Lab, model: KppBits, images: Images) -> Finding:
                     "bits": estimate(detail.bits),
                     "nats": estimate(-terms.log_likelihood),
                     "rmse": rmse(ours, images),
+                    "rmse_grey": rmse(ours, grey),
                 },
                 "prefix": {
                     "bits": estimate(prefix.bits),
                     "nats": estimate(-(score * ~prefix.is_stored).sum(dim=1)),
                     "rmse": rmse(means, images),
+                    "rmse_grey": rmse(means, grey),
                     "rmse_one": rmse(one, images),
                 },
             }
@@ -162,28 +168,33 @@ def measure(lab: Lab, model: KppBits, images: Images) -> Finding:
         right = [len(h) > 0 and h[0].id == t for h, t in zip(hits, held.handles, strict=True)]
         found[name] = sum(right) / count
     figures: Figures = {"images": count, "rows": rows, "found": found, "found_cap": FOUND}
+    figures["noise"] = rmse(grey.flatten(1), images)
     figures["key"] = float(large.elbo(images, written, handles=written.handles).key_kl.mean())
     return Finding(figures, table(figures), sheet(pictures, SHOWN))
 
 
 def table(figures: Figures) -> list[str]:
     """Both codes at every cap, then what was found."""
-    rows = [["", "bits", "nats", "sum", "rmse", "bits", "nats", "sum", "rmse", "rmse of one"]]
+    each = ["bits", "nats", "sum", "rmse", "grey"]
+    rows = [["", *each, *each, "rmse of one"]]
     for row in figures["rows"]:
         cells = [f"cap {row['cap']}"]
         for name in ("gist", "prefix"):
             bits, nats = row[name]["bits"]["mean"], row[name]["nats"]["mean"]
             cells += [f"{bits:.1f}", f"{nats:.1f}", f"{bits * math.log(2) + nats:.1f}"]
-            cells.append(f"{row[name]['rmse']:.3f}")
+            cells += [f"{row[name]['rmse']:.3f}", f"{row[name]['rmse_grey']:.3f}"]
         rows.append([*cells, f"{row['prefix']['rmse_one']:.3f}"])
     found = ", ".join(f"{name} {share:.1%}" for name, share in figures["found"].items())
     return [
         *columns(rows, left=1).splitlines(),
         "first gist, then pixels; then the prefix-only code. nats: of an image whose place is "
         "known, without its key",
-        f"({figures['key']:.2f}); sum: bits as nats, and nats. rmse: of the picture, by the mean "
-        "of several completions",
-        f"of what is not stored, and by one. {figures['images']} images, one seed",
+        f"({figures['key']:.2f}); sum: bits as nats, and nats. rmse: of the picture, from "
+        "the pixels written; grey:",
+        f"from the grey image they were drawn from, which itself is off by "
+        f"{figures['noise']:.3f}. The prefix-only code's picture is",
+        "the mean of several completions of what is not stored; rmse of one: one of them. "
+        f"{figures['images']} images, one seed",
         f"found by gist at {figures['found_cap']} bits among {figures['images']}, mask given: "
         f"{found}",
     ]
@@ -193,14 +204,21 @@ def verdict(figures: Figures) -> str:
     """Whether gists find, and draw better than as many bits of pixels."""
     row = next(row for row in figures["rows"] if row["cap"] == figures["found_cap"])
     worst = min(figures["found"].values())
-    gist, prefix = row["gist"]["rmse"], row["prefix"]
-    share, one = gist / prefix["rmse"], gist / prefix["rmse_one"]
-    return (
-        f"Found from half of its pixels by {row['gist']['bits']['mean']:.0f} bits: {worst:.1%} at "
+    gist, prefix = row["gist"], row["prefix"]
+    said = [
+        f"Found from half of its pixels by {gist['bits']['mean']:.0f} bits: {worst:.1%} at "
         f"worst, {'as' if worst >= ENOUGH else 'less than'} hoped. Its picture is off by "
-        f"{gist:.3f}, {share:.2f} of the mean picture of as many bits of pixels, {one:.2f} of "
-        "one that the decoder goes on with."
-    )
+        f"{gist['rmse']:.3f} from the pixels written, {gist['rmse'] / prefix['rmse']:.2f} of the "
+        f"mean picture of as many bits of pixels, {gist['rmse'] / prefix['rmse_one']:.2f} of one "
+        "that the decoder goes on with."
+    ]
+    if "noise" in figures:  # not in records of before
+        said.append(
+            f"The grey image itself is off by {figures['noise']:.3f}. From that the gist's picture "
+            f"is off by {gist['rmse_grey']:.3f}, {gist['rmse_grey'] / prefix['rmse_grey']:.2f} of "
+            "the mean picture of pixels alone."
+        )
+    return " ".join(said)
 
 
 ABOUT = About(

@@ -72,7 +72,7 @@ def interval(values: Float[Tensor, " n"]) -> Estimate:
 
 def error_of(found: Estimate) -> float | None:
     """The error of a mean, by whatever name; None where it has none."""
-    return next((found[name] for name in ERRORS if name in found), None)
+    return next((found[name] for name in ERRORS if found.get(name) is not None), None)
 
 
 def pm(found: Estimate | None, digits: int = 3, scale: float = 1.0) -> str:

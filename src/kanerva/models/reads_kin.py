@@ -1,0 +1,154 @@
+"""What `kpp-bits` says of images that are not held: bounds and samples of what is new.
+
+    p(y | M) = new with a stated probability, else any of what is held
+    p(x | M, new) = (1 - u) p(x | what is held tells of it) + u p(x | nothing is held)
+
+What is held tells of a new image through the reader of kin (`memory/kin.py`), twice: maps for the
+code of pixels, and maps for p(z | M, new), whose pixels are independent given z.
+"""
+
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from kanerva.config import KppBitsConfig
+from kanerva.memory.heap import Memory
+from kanerva.memory.kin import MOST, KinReader, key_costs, mix_unlike, new_costs
+from kanerva.memory.pixel_code import PixelCode
+from kanerva.memory.writers import GistWriter
+from kanerva.models.base import Images, Near
+from kanerva.models.kpp import Kpp
+from kanerva.models.terms import ElboTerms
+from kanerva.readout import SpatialPrior
+from kanerva.seeding import Noise
+from kanerva.shapes import Blocks, Episode, FeatureMaps, KinMaps
+
+Known = Bool[Tensor, "B T"]  # of each block
+
+
+class ReadsKin(Kpp):
+    """`kpp` with a reader of kin and a code of pixels."""
+
+    config: KppBitsConfig  # pyright: ignore[reportIncompatibleVariableOverride]
+    writer: GistWriter  # pyright: ignore[reportIncompatibleVariableOverride]
+    kin: KinReader
+    pixel_code: PixelCode
+
+    # What is held, read
+
+    def _ask_kin(
+        self, blocks: Blocks, features: FeatureMaps, whole: Known, held: Known
+    ) -> Float[Tensor, "B maps Hq Wq"]:
+        """What blocks tell of other images: all of their own image where they hold the whole of it,
+        else what their gist says."""
+        spread = self.readout.spread(blocks).unflatten(0, blocks.shape[:2])
+        return self.kin(features, spread, whole, held)
+
+    def _split_kin(self, kin: KinMaps) -> tuple[KinMaps, KinMaps]:
+        """Its part for the code of pixels, and that for z."""
+        maps = self.config.code.maps
+        return kin[:, :, :maps], kin[:, :, maps:]
+
+    def _read_kin(self, memory: Memory) -> Float[Tensor, "B maps Hq Wq"]:
+        """What the latest blocks of a memory tell of an image that is not among them."""
+        assert memory.detail is not None
+        owners = memory.require_slots()
+        latest = owners.topk(min(MOST, owners.shape[1]), dim=1)
+        cells, detail = latest.indices, memory.detail.at(latest.indices)
+        pixels = detail.pixels.float().unflatten(-1, self.config.image)
+        whole = detail.is_stored.all(dim=-1)
+        blocks = self.placement.grid.read(memory.map, cells)
+        return self._ask_kin(blocks, self.encoder(pixels), whole, latest.values >= 0)
+
+    # The bound
+
+    def _terms_new(self, memory: Memory, episode: Episode) -> ElboTerms:
+        """Of images that are not in a memory: like all that it holds, or like none of it."""
+        count = (memory.require_slots() >= 0).sum(dim=1)
+        return self._terms_beside(self._read_kin(memory), count, episode)
+
+    def _terms_beside(
+        self, kin: Float[Tensor, "B maps Hq Wq"], count: Int[Tensor, " B"], episode: Episode
+    ) -> ElboTerms:
+        """The same, of what so many blocks tell."""
+        like = self.log_like(kin, episode)
+        nothing = torch.zeros(*episode.shape[:2], *self.writer.shape, device=self.device)
+        unlike = self._log_pixels(nothing, episode).sum(dim=-1)
+        score = mix_unlike(like, unlike, count)
+        key = key_costs(count, torch.zeros_like(score, dtype=torch.bool))
+        return ElboTerms(score, torch.zeros_like(score), key)
+
+    def log_like(
+        self, kin: Float[Tensor, "B maps Hq Wq"], episode: Episode
+    ) -> Float[Tensor, "B T"]:
+        """ln p(x | M, new and like what is held)."""
+        nothing = torch.zeros(*episode.shape[:2], *self.writer.shape, device=self.device)
+        beside = self._split_kin(kin[:, None].expand(-1, episode.shape[1], -1, -1, -1))[0]
+        return self._log_pixels(nothing, episode, beside).sum(dim=-1)
+
+    def independent_terms(
+        self, images: Images, memory: Memory, *, generator: Noise = None
+    ) -> ElboTerms:
+        """The bound on images that are not in a memory if pixels were independent given z, which
+        reads what is held. Whether an image is like that is a part of y, and charged; q decides it
+        at posterior means, before any sample is drawn: so it remains a bound."""
+        self.as_maps(memory, images)
+        episode, batch = self.as_pixels(images), memory.as_batch()
+        features, count = self.encoder(episode), (batch.require_slots() >= 0).sum(dim=1)
+        nothing = torch.zeros(*episode.shape[:2], *self.writer.shape, device=self.device)
+        kin = self._read_kin(batch)[:, None].expand(-1, episode.shape[1], -1, -1, -1)
+        means, found = [], []
+        for beside in (None, self._split_kin(kin)[1]):
+            key = new_costs(count, like=beside is not None).expand(episode.shape[:2])
+            for sample, into in ((False, means), (True, found)):
+                how: dict[str, Any] = {"sample": sample, "generator": generator}
+                reading = self.readout(nothing, features, beside=beside, **how)
+                score = self.log_likelihood(reading.readout, episode)
+                into.append(ElboTerms(score, reading.kl, key.to(score)))
+        unlike = means[0].nll_nats <= means[1].nll_nats
+        terms = found[0].where(unlike, found[1])
+        return terms if images.ndim == 5 else terms[0]
+
+    def _log_pixels(
+        self, blocks: Blocks, episode: Episode, beside: KinMaps | None = None
+    ) -> Float[Tensor, "B T n"]:
+        """ln p of every pixel given the gist and the pixels before it."""
+        pixels, flat = episode.flatten(0, 2), None if beside is None else beside.flatten(0, 1)
+        found = self.pixel_code.log_probs(blocks.flatten(2).flatten(0, 1), pixels, flat)
+        return found.unflatten(0, episode.shape[:2])
+
+    # Generate
+
+    @torch.no_grad()
+    def generate(
+        self,
+        memory: Memory | None,
+        num_samples: int,
+        *,
+        near: Near | None = None,
+        sample_pixels: bool = False,
+        generator: Noise = None,
+    ) -> Float[Tensor, "*B T C H W"]:
+        """New images like what is held: z from p(z | M, new), decoded to expected pixels; or, with
+        `sample_pixels`, pixels one after another from the code. `near=(key, spread)` reads blocks
+        around a key instead."""
+        memory = self.require_memory(memory)
+        self.check_samples(num_samples, near)
+        self.as_maps(memory)
+        if near is not None:
+            return super().generate(
+                memory, num_samples, near=near, sample_pixels=sample_pixels, generator=generator
+            )
+        kin = self._read_kin(memory.as_batch())[:, None]
+        for_code, for_z = self._split_kin(kin.expand(-1, num_samples, -1, -1, -1))
+        if sample_pixels:
+            nothing = torch.zeros(for_code.shape[:2].numel(), self.writer.size, device=self.device)
+            pixels = self.pixel_code.sample(nothing, generator, for_code.flatten(0, 1))
+            images = pixels[:, None].unflatten(0, for_code.shape[:2])
+        else:
+            nothing = torch.zeros(*for_z.shape[:2], *self.writer.shape, device=self.device)
+            readout = SpatialPrior(self.readout, nothing, for_z).sample(generator)
+            images = self.likelihood.mean(self.decoder(readout))
+        return images if memory.is_batch else images[0]

@@ -1,0 +1,231 @@
+"""What is said of images that are not held: a distribution, of the memory alone, fairly charged."""
+
+import itertools
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributions as D
+from torch import Tensor
+
+from kanerva import Memory
+from kanerva.config import GridConfig, KppBitsEmptyConfig, PixelCodeConfig
+from kanerva.memory.fixed_point import BIT
+from kanerva.memory.kin import MOST, NEW, UNLIKE, key_costs, new_costs
+from kanerva.models.kpp_bits import KppBits
+from kanerva.models.kpp_bits_empty import KppBitsEmpty
+from test_bits import CONFIG, shaken
+
+SMALL = replace(CONFIG, image=(1, 3, 3))  # small enough to count all images
+
+
+def make(config=CONFIG) -> KppBits:
+    """A model whose reader of kin says something, and whose q is not p."""
+    torch.manual_seed(5)
+    return shaken(config, pixel_code=0.2, kin=0.1, readout=0.05)
+
+
+@pytest.fixture
+def model() -> KppBits:
+    return make()
+
+
+@pytest.fixture
+def images() -> Tensor:
+    return torch.bernoulli(torch.full((6, 1, 10, 7), 0.3), generator=seeded(6))
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def gist_bits(memory: Memory, handle: int) -> float:
+    assert memory.detail is not None
+    return float(memory.detail.gist_costs[memory.slot_of(handle)].sum()) / BIT
+
+
+def every_image() -> Tensor:
+    return torch.tensor(list(itertools.product([0.0, 1.0], repeat=9))).view(-1, 1, 3, 3)
+
+
+@torch.no_grad()
+def test_all_images_under_all_keys_add_up_to_one_and_no_bound_says_more():
+    """Whole blocks, part of their pixels, part of a gist, nothing but an occupied cell."""
+    model, every = make(SMALL), every_image()
+    memory = model.write(every[[3, 77, 130, 200, 300, 511]]).free(2)
+    memory = memory.shrink(int(gist_bits(memory, 1)) + 5, 1)
+    memory = memory.shrink(int(gist_bits(memory, 3) / 2), 3).shrink(0, 4).as_batch()
+    stored = memory.detail.stored[0, memory.cells[0]].tolist() if memory.detail else []
+    assert stored[0] == 9 and 0 < stored[1] < 9 and stored[2:4] == [0, 0]
+    keys = [
+        model._terms_at(memory, torch.full((1, len(every)), int(cell)), every[None])
+        for cell in memory.cells[0]
+    ]
+    keys.append(model._terms_new(memory, every[None]))
+    joint = torch.stack([terms.elbo[0] for terms in keys])
+    assert float(joint.logsumexp(dim=(0, 1)).exp()) == pytest.approx(1, abs=1e-9)
+    assert bool((model.elbo(every, memory[0]).elbo <= joint.logsumexp(dim=0) + 1e-9).all())
+    apart = keys[-1].log_likelihood - model.elbo(every[None], model.empty(1)).log_likelihood
+    assert float(apart.abs().max()) > 0.1  # the kin do say something
+
+
+@torch.no_grad()
+def test_the_bound_of_independent_pixels_is_its_formula_and_below_the_likelihood():
+    """q, p and their divergence by `torch.distributions`; ln p(x | M, new) by sums over many z."""
+    model, every = make(SMALL), every_image()
+    images, memory = every[[5, 100, 341]], model.write(every[[7, 101]])
+    kin = model._split_kin(model._read_kin(memory.as_batch())[:, None])[1]
+    nothing = torch.zeros(1, 1, *model.writer.shape)
+    draws, total = 4000, []
+    for beside, share in ((kin, 1 - UNLIKE), (None, UNLIKE)):
+        wide = None if beside is None else beside.expand(-1, draws, -1, -1, -1)
+        traces = nothing.expand(-1, draws, -1, -1, -1)
+        reading = model.readout(traces, beside=wide, generator=seeded(0))
+        logits = model.decoder(reading.readout)[0, :, None]  # (draws, 1, 1, 3, 3)
+        score = D.Bernoulli(logits=logits).log_prob(images).sum(dim=(2, 3, 4))
+        total.append(score.logsumexp(dim=0) - math.log(draws) + math.log(NEW * share))
+    likelihood = torch.logaddexp(*total)
+    found = [model.independent_terms(images, memory, generator=seeded(seed)) for seed in range(64)]
+    bound = torch.stack([terms.elbo for terms in found]).mean(dim=0)
+    assert bool((bound < likelihood + 0.05).all()) and bool((bound > likelihood - 9).all())
+    noise = seeded(3)
+    terms = model.independent_terms(images, memory, generator=noise)
+    noise.manual_seed(3)
+    best = []
+    for beside, share in ((None, UNLIKE), (kin.expand(-1, 3, -1, -1, -1), 1 - UNLIKE)):
+        traces = nothing.expand(-1, 3, -1, -1, -1)
+        features = model.encoder(images[None])
+        middle = model.readout(traces, features, beside=beside, sample=False)
+        drawn = model.readout(traces, features, beside=beside, generator=noise)
+        nll = []
+        for reading in (middle, drawn):
+            pairs = zip(reading.sources, reading.priors, strict=True)
+            kl = sum(
+                D.kl_divergence(D.Normal(q.mean, q.std), D.Normal(p.mean, p.std)).flatten(2).sum(-1)
+                for q, p in pairs
+            )
+            score = D.Bernoulli(logits=model.decoder(reading.readout)).log_prob(images[None])
+            nll.append(kl - score.sum(dim=(2, 3, 4)) - math.log(NEW * share))
+        best.append(torch.cat(nll))  # at means, then drawn
+    chosen = torch.where(best[0][0] <= best[1][0], best[0][1], best[1][1])
+    assert torch.allclose(terms.nll_nats, chosen, atol=1e-4)
+
+
+@torch.no_grad()
+def test_an_empty_memory_is_the_twin_that_never_had_one(model: KppBits, images: Tensor):
+    memory = CONFIG.memory
+    twin = KppBitsEmpty(
+        KppBitsEmptyConfig(
+            image=CONFIG.image,
+            encoder=CONFIG.encoder,
+            memory=GridConfig(channels=memory.channels, size=memory.size, capacity=memory.capacity),
+            readout=CONFIG.readout,
+            decoder=CONFIG.decoder,
+            code=PixelCodeConfig(radius=2, width=12, depth=1, maps=8),
+        )
+    ).eval()
+    weights = model.state_dict()
+    twin.load_state_dict({name: weights[name] for name in twin.state_dict()})
+    empty = [model.empty(), model.write(images).free(*range(6))]
+    for memory in empty:
+        assert torch.equal(model.elbo(images, memory).nll_nats, twin.elbo(images).nll_nats)
+        ours = model.independent_terms(images, memory, generator=seeded(1))
+        theirs = twin.independent_terms(images, generator=seeded(1))
+        assert torch.equal(ours.nll_nats, theirs.nll_nats)
+    assert torch.equal(
+        model.generate(empty[0], 3, sample_pixels=True, generator=seeded(2)),
+        twin.generate(None, 3, sample_pixels=True, generator=seeded(2)),
+    )
+
+
+def test_the_costs_of_being_new_add_up():
+    held = torch.tensor([0, 1, 40])
+    new = key_costs(held, torch.zeros(3, 1, dtype=torch.bool))
+    both = [(-new_costs(held, like)).exp() for like in (True, False)]
+    assert torch.allclose(both[0] + both[1], (-new).exp())
+    assert float(both[0][0]) == 0 and float(both[1][0]) == 1
+
+
+@torch.no_grad()
+def test_what_is_scored_has_no_say_in_what_is_read(
+    model: KppBits, images: Tensor, monkeypatch: pytest.MonkeyPatch
+):
+    """Change x, hold M: what the memory tells does not move. Left out, an image tells the others
+    of itself and hears nothing of itself."""
+    memory, asked = model.write(images[:4]), []
+    ask, beside = model._ask_kin, model._terms_beside
+
+    def listen(kin: Tensor, *rest: Tensor):
+        asked.append(kin)
+        return beside(kin, *rest)
+
+    monkeypatch.setattr(model, "_terms_beside", listen)
+    model.elbo(images[4:], memory)
+    model.elbo(1 - images[4:], memory)
+    assert torch.equal(asked[0], asked[1])
+    changed = images.clone()
+    changed[2] = 1 - changed[2]
+    monkeypatch.setattr(model, "_ask_kin", ask)
+    model.left_out(images)
+    model.left_out(changed)
+    same = (asked[2] - asked[3]).flatten(1).abs().amax(dim=1) < 1e-5
+    assert same.tolist() == [False, False, True, False, False, False]
+
+
+@torch.no_grad()
+def test_pixels_of_a_block_that_holds_a_part_of_them_are_not_read(model: KppBits, images: Tensor):
+    """Nor what lies in cells that are free."""
+    memory = model.write(images)
+    memory = memory.shrink(int(gist_bits(memory, 1)) + 20, 1).free(5)
+    assert memory.detail is not None
+    cells = [memory.slot_of(handle) for handle in range(5)]
+    assert 0 < int(memory.detail.stored[cells[1]]) < 70
+    gone = int((memory.require_slots() < 0).nonzero()[0])
+    before = model._read_kin(memory.as_batch())
+    for cell, matters in ((cells[0], True), (cells[1], False), (gone, False)):
+        pixels = memory.detail.pixels.clone()
+        pixels[cell] = 1 - pixels[cell]
+        other = replace(memory, detail=replace(memory.detail, pixels=pixels))
+        again = model._read_kin(other.as_batch())
+        assert torch.allclose(before, again, atol=1e-5) is not matters
+
+
+@torch.no_grad()
+def test_memories_of_a_batch_that_hold_different_numbers_are_read_as_if_alone(
+    model: KppBits, images: Tensor
+):
+    full = model.write(images)
+    single = [full, full.free(0, 3, 4), full.shrink(60, 2), full.free(*range(6)), full.free(1)]
+    batch, new = Memory.stack(single), images.flip(-1)
+    terms = model.elbo(new.expand(len(single), -1, -1, -1, -1), batch)
+    for row, memory in enumerate(single):
+        alone = model.elbo(new, memory)
+        assert torch.allclose(terms[row].nll_nats, alone.nll_nats, atol=1e-4)
+        assert torch.allclose(terms[row].key_kl, alone.key_kl)
+
+
+@torch.no_grad()
+def test_a_file_tells_of_new_images_what_the_memory_did(
+    model: KppBits, images: Tensor, tmp_path: Path
+):
+    memory = model.write(images[:5]).free(1).shrink(70, 0, 3)
+    memory.save(tmp_path / "memory.bin")
+    again = Memory.load(tmp_path / "memory.bin", model.empty())
+    assert torch.allclose(
+        model._read_kin(memory.as_batch()), model._read_kin(again.as_batch()), atol=1e-5
+    )
+
+
+@torch.no_grad()
+def test_a_memory_larger_than_what_is_read_is_charged_for_all_it_holds(model: KppBits):
+    large = model.with_capacity(MOST + 4)
+    assert isinstance(large, KppBits)
+    images = torch.bernoulli(torch.full((MOST + 4, 1, 10, 7), 0.3))
+    memory = large.write(images)
+    held = large.elbo(images, memory, handles=memory.handles)
+    assert float(held.key_kl[0]) == pytest.approx(math.log(MOST + 4) - math.log(1 - NEW))
+    left = large.left_out(images[None])[0]
+    shorter = large._terms_new(large.write(images[:-1]).as_batch(), images[None, -1:])
+    assert torch.allclose(left.nll_nats[-1:], shorter.nll_nats[0], atol=1e-4)
