@@ -132,7 +132,7 @@ BITS = KppBitsConfig(
     memory=BitsMemoryConfig(channels=2, size=8, capacity=4),
     readout=KppReadoutConfig(size=2, channels=1, prior_width=4),
     decoder=KppDecoderConfig(base=4, depth=1),
-    code=CodeConfig(groups=4, reach=2, width=8, depth=1, maps=4),
+    code=CodeConfig(groups=4, radius=2, width=8, depth=1, maps=4),
 )
 
 

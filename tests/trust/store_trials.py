@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from children import Outcome
 from shim import Act, Shim, cut_short, fail, half, kill, no_syncs, watching, watching_sqlite
 from stores import add, image, open_store, payload, raw, traces
@@ -49,6 +50,7 @@ class Ledger:
     """What processes said of one store: by id what was added, and what of that was freed."""
 
     path: Path
+    bits: bool = False  # of blocks that are bits
     traces: dict[int, list[bytes]] = field(default_factory=dict)
     tried: set[int] = field(default_factory=set)  # to free
     freed: set[int] = field(default_factory=set)
@@ -72,7 +74,7 @@ class Ledger:
         before = set() if thorough else self.gone
         left = self._left(self.freed - before)
         try:
-            with open_store(self.path) as store:
+            with open_store(self.path, bits=self.bits) as store:
                 if store.verify().pending or store.verify().ids:
                     return "verify is not done"
                 held = list(store)
@@ -107,6 +109,9 @@ def check_whole(store: Store, id: int) -> str | None:
     if text != payload(number):
         return "its payload was never given"
     model = store.model
+    if model.has_code:
+        same = torch.equal(store.get([id])[0], image(number))
+        return None if same else "its picture is of another image"
     episode = image(number)[None, None]
     blocks = model.blocks(episode, model.encoder(episode))
     expected = decode_blocks(model, blocks).levels.int()
@@ -201,7 +206,7 @@ def run_store_faults(place: Path, most: int | None = None) -> list[Outcome]:
                     continue
                 shutil.rmtree(tried.parent, ignore_errors=True)
                 shutil.copytree(base.parent, tried.parent)
-                ledger = Ledger(tried, dict(held))
+                ledger = Ledger(tried, traces=dict(held))
                 found.append(_strike(ledger, coded, name, act, number))
             if found and found[-1].status == "not reached":
                 break
@@ -243,29 +248,31 @@ def _strike(ledger: Ledger, coded: bool, name: str, act: Act, number: int) -> Ou
 # Kills
 
 
-def _work(path: Path, coded: bool, at: int, dice: random.Random, pipe: int) -> None:
+def _work(path: Path, coded: bool, bits: bool, at: int, dice: random.Random, pipe: int) -> None:
     """Until operation `at`, or for good."""
     with ExitStack() as stack:
         if at:
             shim = stack.enter_context(watching(Shim(path.parent, at, kill)))
             stack.enter_context(watching_sqlite(shim))
-        Worker(open_store(path, coded), dice, pipe).work()
+        Worker(open_store(path, coded, bits), dice, pipe).work()
 
 
 def run_store_kills(place: Path, kills: int, seed: int = 0) -> list[Outcome]:
-    """So many kills, half at operations on files and half at any moment; a fresh store every 50."""
-    found, dice = list[Outcome](), random.Random(seed)
+    """So many kills, half at operations on files and half at any moment; a fresh store every 50:
+    plain, with an index, of bits."""
+    found, dice, each = list[Outcome](), random.Random(seed), min(50, kills // 3)
     number = done = 0
     ledger = Ledger(place)
     while done < kills and number < 3 * kills:
-        if number % 50 == 0:
+        coded, bits = number // each % 3 == 1, number // each % 3 == 2
+        if number % each == 0:
             shutil.rmtree(place, ignore_errors=True)
             place.mkdir(parents=True)
-            ledger = Ledger(place / "a.kanerva")
-        coded, number = number // 50 % 2 == 1, number + 1
+            ledger = Ledger(place / "a.kanerva", bits)
+        number += 1
         moment = dice.uniform(0.005, 0.15) if number % 2 else None
         at = 0 if moment is not None else dice.randint(1, 400)
-        work = partial(_work, ledger.path, coded, at, random.Random(f"{seed} {number}"))
+        work = partial(_work, ledger.path, coded, bits, at, random.Random(f"{seed} {number}"))
         code, lines = run_child(work, moment)
         for line in lines:
             ledger.hear(line)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from corpus import CONFIG, Kind
+from corpus import CONFIG, Kind, bits_model
 
 from kanerva.models import build
 from kanerva.models.kpp import Kpp
@@ -30,10 +30,11 @@ def image(number: int) -> torch.Tensor:
     return torch.rand(1, 28, 28, generator=torch.Generator().manual_seed(number)).round()
 
 
-def open_store(path: Path, coded: bool = False) -> Store:
-    """`coded`: with an index in a file, as large stores have it; from 17 images on."""
+def open_store(path: Path, coded: bool = False, bits: bool = False) -> Store:
+    """`coded`: with an index in a file, as large stores have it; from 17 images on. `bits`: whose
+    blocks are bits."""
     index.EXACT = 16 if coded else 50_000
-    return Store(path, model=model())
+    return Store(path, model=bits_model() if bits else model())
 
 
 def payload(number: int) -> str:
@@ -73,9 +74,9 @@ def raw(path: Path) -> bytes:
 # Kinds of file
 
 
-def read_store(folder: Path, coded: bool = False) -> Any:
+def read_store(folder: Path, coded: bool = False, bits: bool = False) -> Any:
     """All that is held, after a look at everything."""
-    with open_store(folder / "a.kanerva", coded) as store:
+    with open_store(folder / "a.kanerva", coded, bits) as store:
         store.verify()
         return [content(store), store.find(image(3), k=3).ids]
 
@@ -98,10 +99,10 @@ def read_log(folder: Path) -> Any:
 
 def store_kinds(root: Path) -> list[Kind]:
     """A store, its log as a kill leaves it, and its caches."""
-    kinds, plain, large = [], root / "store", root / "store-coded"
-    for place, coded in ((plain, False), (large, True)):
+    kinds, plain, large, exact = [], root / "store", root / "store-coded", root / "store-bits"
+    for place, coded in ((plain, False), (large, True), (exact, False)):
         place.mkdir(parents=True)
-        with open_store(place / "a.kanerva", coded) as store:
+        with open_store(place / "a.kanerva", coded, bits=place is exact) as store:
             add(store, list(range(20 if coded else 8)))
             store.find(image(3))
             store.free(3)
@@ -111,7 +112,7 @@ def store_kinds(root: Path) -> list[Kind]:
         add(store, [0, 1, 2, 3])
         add(store, [4, 5, 6, 7])
         shutil.copytree(open_folder, logged)
-    read_coded = partial(read_store, coded=True)
+    read_coded, read_bits = partial(read_store, coded=True), partial(read_store, bits=True)
     for name, folder, file, read, sealed in (
         ("store", plain, "a.kanerva", read_store, True),
         ("store in use", plain, "a.kanerva", use_store, False),
@@ -119,6 +120,7 @@ def store_kinds(root: Path) -> list[Kind]:
         ("store's table of its log", logged, "a.kanerva-shm", read_store, True),
         ("store's pictures", plain, "a.kanerva-levels", read_store, True),
         ("store's index", large, "a.kanerva-index", read_coded, True),
+        ("store of bits", exact, "a.kanerva", read_bits, True),
     ):
         kinds.append(Kind(name, folder, file, read, sealed))
     return kinds

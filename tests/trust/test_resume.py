@@ -29,7 +29,7 @@ TINY = {
     "readout": {"size": 2, "hidden": 8, "prior_width": 4, "channels": 1},
     "decoder": {"base": 8, "depth": 1, "layers": 2},
     "rows": {"count": 4, "width": 12, "address": 4},
-    "code": {"groups": 4, "reach": 2, "width": 8, "depth": 1, "maps": 4},
+    "code": {"groups": 4, "radius": 2, "width": 8, "depth": 1, "maps": 4},
 }
 
 
