@@ -1,6 +1,7 @@
 """Figures in prose: made from records, and found where typed."""
 
 import json
+import math
 import re
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from kanerva.lab.experiments.table1 import format_cost, headline
 from kanerva.lab.quote import BLOCK, OTHERS, VALUE, evaluate_expression, main, quoted
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = [ROOT / "docs", ROOT / "benchmarks"]
+FOLDERS = [ROOT / "docs", ROOT / "docs" / "results", ROOT / "benchmarks"]
 PAGES = [ROOT / f"{name}.md" for name in ("README", "RESULTS", "SECURITY")]
 PAGES += [page for folder in FOLDERS for page in folder.glob("*.md")]
 NAMES = sorted(str(page.relative_to(ROOT)) for page in PAGES)
@@ -28,7 +29,7 @@ RECORDS = sorted(p for p in (ROOT / "results").glob("*/*.json") if p.parent.name
 def place(tmp_path: Path) -> Path:
     """A folder with three records, and one below it where a page may lie."""
     (tmp_path / "results" / "set").mkdir(parents=True)
-    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "results").mkdir(parents=True)  # of pages, not of records
     for seed, nats in enumerate((4.0, 6.0)):
         record = {"bound": {"nll_nats": nats, "kl_y": 3.5}, "wall_s": 90, "rows": [{"ms": 2.5}]}
         record |= {"name": "a", "partial": False, "controls": {"left_out": {"nll_nats": 90.25}}}
@@ -55,9 +56,8 @@ def test_a_value_is_a_figure_a_mean_or_what_arithmetic_makes_of_them(
     place: Path, expression: str, value: float
 ):
     assert evaluate_expression(expression, place) == pytest.approx(value)
-    assert evaluate_expression(expression, place / "docs") == pytest.approx(
-        value
-    )  # results/ lies above
+    for folder in (place / "docs", place / "docs" / "results"):  # results/ lies above
+        assert evaluate_expression(expression, folder) == pytest.approx(value)
 
 
 def test_values_are_printed_as_asked_and_nothing_else_is_touched(place: Path):
@@ -108,12 +108,17 @@ def test_table_1_and_the_headline_keep_the_papers_figures_and_ours_apart():
     every = records("*/*")
     table = [line.split(" | ") for line in headline(every).split("\n")]
     assert len({len(row) for row in table}) == 1
-    assert "MNIST, nats" in table[0][1] and table[2][1] == "≤ 41.58"
+    assert "MNIST, nats" in table[0][2] and table[2][2] == "≤ 41.58"
     seeds = [r["bound"]["nll_nats"] for r in records("omniglot/kpp-store-s?")]
-    ours = next(row for row in table if "ours" in row[0])
-    assert ours[2] == f"**{sum(seeds) / len(seeds):.2f}**" and "384 floats" in ours[0]
+    ours = next(row for row in table if row[1] == "12,288" and "384 numbers" in row[0])
+    assert ours[4] == f"**{sum(seeds) / len(seeds):.2f}**"
+    total = sum(seeds) / len(seeds) + 12_288 * math.log(2)
+    assert ours[5] == f"{total:,.0f}"
+    colour = records("cifar10/kpp-store-int8-s0")[0]
+    int8 = next(row for row in table if "int8" in row[0] and row[1] == "3,073")
+    assert int8[9].rstrip(" |") == f"{colour['memory']['sum_bits_per_dim']:.2f}"
     unwritten = [r["controls"]["left_out"]["nll_nats"] for r in records("mnist/kpp-store-s?")]
-    assert any(row[1] == f"{sum(unwritten) / len(unwritten):.2f}" for row in table)
+    assert any(row[2] == f"{sum(unwritten) / len(unwritten):.2f}" for row in table)
     apart = {"each": [122.0, 168.0, 179.0], "mean": 156.3}
     assert format_cost(apart, "left_out") == "122 to 179"  # two kinds of runs have no mean
     assert format_cost(apart, "bound") == "156.30"
@@ -225,7 +230,15 @@ def test_a_typed_figure_is_found():
     assert typed(text) == ["4.44 nats", "8 %", "17 ms", "1,234.5"]
 
 
-def test_every_data_set_with_records_stands_in_results():
+def test_every_data_set_with_records_has_a_page_that_results_names():
     text = (ROOT / "RESULTS.md").read_text()
     for folder in {path.parent.name for path in RECORDS}:
-        assert f"results/{folder}/" in text, f"RESULTS.md has no table of {folder}"
+        page = ROOT / "docs" / "results" / f"{folder}.md"
+        assert f"docs/results/{folder}.md" in text, f"RESULTS.md does not link {page}"
+        assert f"results/{folder}/" in page.read_text(), f"{page} has no table"
+
+
+def test_make_docs_writes_every_page():
+    (line,) = re.findall(r"kanerva\.lab\.quote (.*)", (ROOT / "Makefile").read_text())
+    named = {page for pattern in line.split() for page in ROOT.glob(pattern)}
+    assert named == set(PAGES)

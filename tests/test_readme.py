@@ -1,111 +1,59 @@
-"""The README's commands and code run as printed; links and the map lead somewhere."""
+"""The README's commands and code run as printed; the map of the package is that of its files."""
 
 import ast
 import itertools
 import re
-import shlex
 from pathlib import Path
 
 import pytest
-from PIL import Image
 
-from kanerva.cli import VERBS, main
-
-ROOT = Path(__file__).parents[1]
-VALUES = re.compile(r"<!-- .*? -->")
-README = (ROOT / "README.md").read_text()
-TOY = [  # options that every model has
-    "--steps", "3", "--encoder.width", "4", "--decoder.base", "8", "--validate-episodes", "2",
-    "--device", "cpu",
-]  # fmt: skip
-
-
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
-
-
-def commands() -> list[list[str]]:
-    lines = "\n".join(blocks("sh")).splitlines()
-    found = [shlex.split(line, comments=True) for line in lines]
-    return [words[1:] for words in found if words and words[0] == "kanerva"]
+from page_code import ROOT, blocks, commands, make_place, run_code, run_commands
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a demo run in it, trained for three steps instead of two thousand."""
-    place = tmp_path_factory.mktemp("readme")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(place)
-        assert main(["train", "--preset", "glyphs", "--run", "runs/demo", *TOY]) == 0
-    (place / "photos").mkdir()
-    for name, ink in (("3", 0), ("7", 255)):
-        Image.new("L", (28, 28), ink).save(place / "photos" / f"{name}.png")
-    return place
+    return make_place(tmp_path_factory.mktemp("readme"))
 
 
-def test_the_library_example_runs_as_printed(place: Path, monkeypatch, capsys):
+def test_the_code_runs_as_printed(place: Path, monkeypatch, capsys):
     monkeypatch.chdir(place)
-    code, store, layer = blocks("python")
-    names: dict = {}
-    exec(compile(code, "README.md", "exec"), names)
-    assert names["recalled"].shape == (10, 32, 1, 28, 28)
-    assert names["samples"].shape == (64, 1, 28, 28) and names["nearby"].shape == (16, 1, 28, 28)
-    assert names["known"].shape == (32,)
-    assert re.fullmatch(
-        r"33 of 36\n\d+ 0\.\d+ 0\.\d+\n\d+\.\d nats per image\n", capsys.readouterr().out
-    )
-    exec(compile(store, "README.md", "exec"), names)
+    names = run_code("README.md")
+    found, stored = capsys.readouterr().out.splitlines()
+    assert found == "image 5: 1.000; not stored: 0.000" and stored.startswith("glyph 5 ")
     assert len(names["store"]) == 30 and names["receipt"].found == 0
-    assert capsys.readouterr().out.count("glyph") == 1
-    exec(compile(layer, "README.md", "exec"), names)
-    assert names["exact"].shape == names["found"].value.shape == (8, 5, 256)
+
+
+def test_the_first_example_is_eight_lines_with_a_shipped_model():
+    first = [line for line in blocks("README.md", "python")[0].splitlines() if line]
+    assert len(first) <= 8 and 'kanerva.load("glyphs")' in first[1]
 
 
 def test_the_commands_run_as_printed(place: Path, monkeypatch):
     monkeypatch.chdir(place)
-    monkeypatch.setattr("kanerva.explore.server.serve", lambda *_: None)  # it would never end
-    assert {words[0] for words in commands()} == set(VERBS)
-    for words in commands():
-        toy = TOY if words[0] == "train" and "--resume" not in words else []
-        less = ["--episodes", "2"] if words[0] == "evaluate" else []
-        assert main([*words, *toy, *less]) == 0, words
+    assert commands("README.md")
+    run_commands("README.md")
 
 
-def test_every_make_target_named_exists():
-    makefile = (ROOT / "Makefile").read_text()
-    for target in re.findall(r"^make (\w[\w-]*)", "\n".join(blocks("sh")), re.MULTILINE):
-        assert f"\n{target}:" in makefile
+def test_the_first_screen_is_what_it_is_a_picture_and_why():
+    text = (ROOT / "README.md").read_text()
+    first, *sections = text.split("\n## ")
+    assert first.count("![") == 1 and len(first) < 1200
+    assert sections[0].startswith("Why not a folder of images?") and "<!-- value: " in sections[0]
 
 
-def test_the_first_screen_is_two_sentences_why_a_picture_and_a_table():
-    first = README.split("\n## ")[0]
-    start, _, rest = first.partition("![")
-    _, what, why = start.strip().split("\n\n")
-    assert len(re.findall(r"\.(?:\s|$)", what)) == 2 and "![" not in rest
-    assert why.startswith("Why not a folder of images?") and len(VALUES.sub("", why).split()) < 170
-    assert len(re.findall(r"<!-- (?!value|end)", rest)) == 1 and "<!-- headline: " in rest
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "README.md",
-        "RESULTS.md",
-        "docs/explore.md",
-        "docs/library.md",
-        "docs/memory.md",
-        "docs/paper_map.md",
-    ],
-)
-def test_links_lead_somewhere(name: str):
-    page = ROOT / name
-    for target in re.findall(r"\]\((?!http|#)([^)]+)\)", page.read_text()):
-        file, _, heading = target.partition("#")
-        place = page.parent / file
-        assert place.exists(), target
-        titles = re.findall(r"^#+ (.*)$", place.read_text(), re.MULTILINE) if heading else []
-        there = {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
-        assert not heading or heading in there, target
+def test_the_one_table_names_the_memorys_bits_and_the_sum():
+    """A row's sum is its bound and its bits, in nats."""
+    text = re.sub(r"<!-- .*? -->|[*,]", "", (ROOT / "README.md").read_text())
+    rows = [[c.strip() for c in line.split("|")[1:-1]] for line in re.findall(r"^\|.*", text, re.M)]
+    head, _, *rest = rows
+    assert head[1] == "bits per image" and head[3] == head[5] == "sum"
+    charged = [row for row in rest if row[1][:1].isdigit() and row[3]]
+    assert len(charged) == 5
+    for _, bits, *scores in charged:
+        for count, bound, total in zip(
+            (bits.split(" and ") * 2)[:2], scores[::2], scores[1::2], strict=True
+        ):
+            assert float(total) == pytest.approx(float(bound) + 0.693147 * int(count), abs=1.5)
 
 
 # The map

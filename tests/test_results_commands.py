@@ -1,4 +1,4 @@
-"""RESULTS.md says how each record was made: the commands give the configs that the records hold."""
+"""docs/results/commands.md says how each record was made: its lines give the records' configs."""
 
 import importlib.util
 import json
@@ -17,8 +17,8 @@ from kanerva.evaluation.records import SCHEMA, is_resized, read_record
 from kanerva.presets import preset, with_options
 
 ROOT = Path(__file__).parents[1]
-TEXT = (ROOT / "RESULTS.md").read_text()
-NOW, RETIRED = TEXT.split("### Retired options")
+TEXT = (ROOT / "docs" / "results" / "commands.md").read_text()
+NOW, RETIRED = TEXT.split("## Retired options")
 NOT_OPTIONS = ("--preset", "--model", "--variant", "--run")
 RECORDS = {
     f"{path.parent.name}/{path.stem}": read_record(path)
@@ -87,8 +87,8 @@ TOLD = configs_told()
 @pytest.mark.parametrize("name", KEPT)
 def test_a_line_of_results_makes_the_config_that_a_record_holds(name: str):
     held = run_from_dict(RECORDS[name]["config"], name)
-    assert name in TOLD, f"RESULTS.md does not say how to train {name}"
-    assert held in TOLD[name], f"RESULTS.md trains another {name}"
+    assert name in TOLD, f"commands.md does not say how to train {name}"
+    assert held in TOLD[name], f"commands.md trains another {name}"
 
 
 def test_retired_records_stand_under_their_heading_and_nowhere_else():
