@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import threading
+from base64 import b64decode
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -324,9 +325,15 @@ def test_dreams(visit: Callable[..., Any]):
     expect(page.locator("#spread-out")).to_have_text("0.60")
     expect(page.locator("#dream-note")).to_contain_text("This model replays")
     around = "[...document.querySelectorAll('#dream-around canvas')].map(e => e.painted?.join())"
-    before = page.evaluate(around)
-    page.click("#dream-like")
-    page.wait_for_function(f"old => String({around}) !== old", arg=",".join(before))
+    page.wait_for_function(f"() => {around}.every(Boolean)")
+
+    def without_place(answer: Any) -> bool:
+        return answer.url.endswith("api/dream") and "x" not in answer.request.post_data_json
+
+    with page.expect_response(without_place) as waiting:
+        page.click("#dream-like")
+    like = [",".join(map(str, b64decode(image))) for image in waiting.value.json()["images"]]
+    page.wait_for_function(f"like => {around}.join() === like.join()", arg=like)
 
 
 def test_the_python_is_shown_and_runs(visit: Callable[..., Any]):

@@ -14,26 +14,35 @@ export function onDream(callback) {
 const spread = () => Number($("spread").value) / 100;
 const show = (n) => (n < 0 ? "−" : "") + Math.abs(n).toFixed(2);
 
-const read = latest(async (around) => {
+const showAround = (images) => $("dream-around").replaceChildren(...images.map(picture));
+
+// One queue for all three, so that what was asked for last stays on the screen.
+const dream = latest(async (what) => {
+  if (what === "like") {
+    const found = await ask("dream", { count: AROUND, seed: Math.floor(Math.random() * 1e9) });
+    showAround(found.images);
+    return dreamt();
+  }
   if (!place) return;
   const [x, y] = place;
-  const found = await ask("dream", { x, y, spread: spread(), count: around ? AROUND + 1 : 1, seed: 1 });
+  const count = what === "around" ? AROUND + 1 : 1;
+  const found = await ask("dream", { x, y, spread: spread(), count, seed: 1 });
   paint($("dream-here"), found.images[0]);
-  if (around) $("dream-around").replaceChildren(...found.images.slice(1).map(picture));
+  if (what === "around") showAround(found.images.slice(1));
 });
 
-function go(x, y, around) {
+function go(x, y, what) {
   place = [x, y].map((n) => Math.max(-1, Math.min(1, n)));
   const column = Math.min(memory.columns - 1, Math.floor(((place[0] + 1) / 2) * memory.columns));
   const row = Math.min(memory.rows - 1, Math.floor(((place[1] + 1) / 2) * memory.rows));
   const one = at(row * memory.columns + column);
-  const what = memory.capacity === null ? "" : one ? `: image ${one.handle}` : ": a free cell";
-  $("dream-at").textContent = `reading at ${show(place[0])}, ${show(place[1])}${what}`;
+  const found = memory.capacity === null ? "" : one ? `: image ${one.handle}` : ": a free cell";
+  $("dream-at").textContent = `reading at ${show(place[0])}, ${show(place[1])}${found}`;
   $("dot").hidden = false;
   $("dot").style.left = `${((place[0] + 1) / 2) * 100}%`;
   $("dot").style.top = `${((place[1] + 1) / 2) * 100}%`;
   if (memory.capacity !== null) hover(row * memory.columns + column);
-  read(around);
+  dream(what);
   dreamt();
 }
 
@@ -47,10 +56,10 @@ map.addEventListener("pointerdown", (event) => {
   if (!about.can.place) return;
   map.setPointerCapture(event.pointerId);
   down = true;
-  go(...point(event), false);
+  go(...point(event), "here");
 });
 map.addEventListener("pointermove", (event) => {
-  if (down) return go(...point(event), false);
+  if (down) return go(...point(event), "here");
   if (memory.capacity === null) return;
   const [x, y] = point(event).map((n) => Math.min(0.999, Math.max(0, (n + 1) / 2)));
   hover(Math.floor(y * memory.rows) * memory.columns + Math.floor(x * memory.columns));
@@ -58,7 +67,7 @@ map.addEventListener("pointermove", (event) => {
 map.addEventListener("pointerleave", () => !down && unhover());
 for (const name of ["pointerup", "pointercancel"])
   map.addEventListener(name, () => {
-    if (down) read(true);
+    if (down) dream("around");
     down = false;
   });
 map.addEventListener("keydown", (event) => {
@@ -66,23 +75,16 @@ map.addEventListener("keydown", (event) => {
   if (!move || !about.can.place) return;
   event.preventDefault();
   const [x, y] = place ?? [0, 0];
-  go(x + move[0] / memory.columns, y + move[1] / memory.rows, true);
+  go(x + move[0] / memory.columns, y + move[1] / memory.rows, "around");
 });
 $("spread").addEventListener("input", () => {
   $("spread-out").textContent = spread().toFixed(2);
-  read(true);
+  dream("around");
 });
-$("dream-like").addEventListener(
-  "click",
-  latest(async () => {
-    const found = await ask("dream", { count: AROUND, seed: Math.floor(Math.random() * 1e9) });
-    $("dream-around").replaceChildren(...found.images.map(picture));
-    dreamt();
-  }),
-);
+$("dream-like").addEventListener("click", () => dream("like"));
 
 export function refresh() {
-  if (place) read(true);
+  if (place) dream("around");
 }
 export function reset() {
   place = null;
