@@ -349,9 +349,9 @@ class _Batch:
             hidden = masks if alone else masks[owner, at][:, None]
             kept = pairs.masked_fill(hidden, count).flatten()  # all that is hidden in one bin
             counts = torch.bincount(kept, minlength=count + 1)[:count].view(-1, bins)
-            each = counts.float() @ table + self.like.log_prior
-            scores.append(each + (chances if alone else chances[owner])[:, None])
-        return torch.cat(scores, dim=1).logsumexp(dim=1)
+            each = torch.addmm(self.like.log_prior, counts.float(), table).logsumexp(dim=1)
+            scores.append(each + (chances if alone else chances[owner]))
+        return torch.stack(scores).logsumexp(dim=0)
 
     def _pairs(
         self, pictures: Pictures, owner: Int[Tensor, " K"], at: Int[Tensor, " K"], moved: bool
