@@ -174,7 +174,7 @@ def test_pixel_probabilities_of_all_images_add_up_to_one():
 
 def test_training_sees_the_probabilities_that_code(model: KppBits, images: Tensor):
     blocks = model.blocks(images[None], model.encoder(images[None])).flatten(2)[0]
-    levels = model.pixel_code.levels(blocks, images[:, 0])  # with gradients
+    levels = model.pixel_code.levels(blocks, model.pixel_code.look(images[:, 0]))  # with gradients
     assert levels.requires_grad
     counts = model.pixel_code.table(blocks, images[:, 0])
     assert torch.equal(counts, (TOTAL * (levels.double() / 16).sigmoid()).round().long())

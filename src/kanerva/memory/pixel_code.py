@@ -70,21 +70,32 @@ class PixelCode(nn.Module):
         sizes = {"radius": code.radius, "width": code.width, "maps": code.maps, "depth": code.depth}
         return cls(numbers, image[1:], **sizes)
 
-    def levels(
-        self, traces: Traces, pixels: Binary, beside: Beside | None = None
-    ) -> Float[Tensor, "N HW"]:
-        """Of every pixel, given those before it, a logit in sixteenths."""
+    def look(self, pixels: Binary) -> Float[Tensor, "N HW width"]:
+        """Sums of what the pixels before it tell each pixel."""
         with clear_of(pixels):
             window = (self.radius + 1, 2 * self.radius + 1)
             seen = F.unfold(self._framed(pixels.float())[:, None], window)[:, : self.taps]
-            sums = self._prepare(traces.float(), beside) + self.seen(ONE * seen.mT)
+            return self.seen(ONE * seen.mT)
+
+    def levels(
+        self, traces: Traces, looked: Float[Tensor, "N HW width"], beside: Beside | None = None
+    ) -> Float[Tensor, "N HW"]:
+        """Of every pixel, given those before it (`look`), a logit in sixteenths."""
+        with clear_of(looked):
+            sums = self._prepare(traces.float(), beside) + looked
             return self._finish(sums, self._whole_layers())
 
     def nats(
-        self, traces: Traces, pixels: Binary, beside: Beside | None = None
+        self,
+        traces: Traces,
+        pixels: Binary,
+        beside: Beside | None = None,
+        looked: Float[Tensor, "N HW width"] | None = None,
     ) -> Float[Tensor, " N"]:
-        """-ln p(x | block) of every image, with gradients."""
-        levels = self.levels(traces, pixels, beside)
+        """-ln p(x | block) of every image, with gradients. `looked` saves time where several blocks
+        are tried for the same images."""
+        looked = self.look(pixels) if looked is None else looked
+        levels = self.levels(traces, looked, beside)
         with clear_of(pixels):
             each = F.binary_cross_entropy_with_logits(
                 levels / LEVELS, pixels.flatten(1), reduction="none"
@@ -96,7 +107,8 @@ class PixelCode(nn.Module):
         """Of every pixel the count, of `TOTAL`, with which it is 1."""
         parts = [traces, pixels] if beside is None else [traces, pixels, beside]
         chunks = zip(*[part.split(_AT_ONCE[traces.device.type]) for part in parts], strict=True)
-        return torch.cat([self._counts(self.levels(*chunk)) for chunk in chunks])
+        levels = [self.levels(blocks, self.look(x), *more) for blocks, x, *more in chunks]
+        return torch.cat([self._counts(each) for each in levels])
 
     @torch.no_grad()
     def follow(

@@ -27,23 +27,29 @@ def refine_gists(prior: GistPrior, code: PixelCode, gists: Gists, images: Binary
 
 def _refine(prior: GistPrior, code: PixelCode, gists: Gists, images: Binary) -> Gists:
     flags = torch.ones(len(gists), prior.groups, device=gists.device)
+    with torch.no_grad():
+        looked = code.look(images)  # the same whatever the gist
 
-    def pixel_nats(gists: Gists) -> Tensor:
-        return code.nats(torch.cat([gists, flags], dim=1), images)
+    def pixel_nats(gists: Gists, rows: Tensor | slice = slice(None)) -> Tensor:
+        traces = torch.cat([gists, flags[: len(gists)]], dim=1)
+        return code.nats(traces, images[rows], looked=looked[rows])
 
     with torch.enable_grad():
         start = gists.detach().clone().requires_grad_()
-        (slope,) = torch.autograd.grad(pixel_nats(start).sum(), start)
+        nats = pixel_nats(start)
+        (slope,) = torch.autograd.grad(nats.sum(), start)
     one = torch.eye(gists.shape[1], device=gists.device)
     steps = torch.cat([one, -one])
     with torch.no_grad():
         changed = (gists[:, None] + steps).clamp(-LARGEST, LARGEST)
         costs = prior.costs(changed.flatten(0, 1)).sum(dim=-1).unflatten(0, changed.shape[:2])
-        order = (_NATS * costs + slope @ steps.T).argsort(dim=1)[:, :_TRIES]
-        best = _NATS * prior.costs(gists).sum(dim=-1) + pixel_nats(gists)
-        for step in order.T:
-            other = (gists + steps[step]).clamp(-LARGEST, LARGEST)
-            total = _NATS * prior.costs(other).sum(dim=-1) + pixel_nats(other)
-            gists = torch.where((total < best)[:, None], other, gists)
-            best = torch.minimum(total, best)
+        now = _NATS * prior.costs(gists).sum(dim=-1)
+        gains, order = (now[:, None] - _NATS * costs - slope @ steps.T).topk(_TRIES, dim=1)
+        gists, best = gists.clone(), now + nats.detach()
+        for gain, step in zip(gains.T, order.T, strict=True):
+            rows = (gain > 0).nonzero()[:, 0]  # of the others a change is expected to cost
+            other = (gists[rows] + steps[step[rows]]).clamp(-LARGEST, LARGEST)
+            total = _NATS * prior.costs(other).sum(dim=-1) + pixel_nats(other, rows)
+            better = total < best[rows]
+            gists[rows[better]], best[rows[better]] = other[better], total[better]
     return gists
