@@ -223,11 +223,11 @@ def test_a_stream_of_its_own_gives_a_block_back_whatever_the_others(model: KppBi
     limits = torch.randint(0, 250, (count,)) if caps == "many" else torch.full((count,), ALL)
     if caps == "many":
         limits[:3] = torch.tensor([0, 1, ALL - 1])
-    whole = model.code(images, blocks)
+    whole, counts = model.code_and_counts(images, blocks)
     detail = whole.within(limits[None])
     gists = detail.cut(blocks)[0].flatten(1)[:, :28]
     detail = detail.apply(lambda part: part[0])
-    streams = model.codec.encode_each(gists, detail)
+    streams = model.codec.encode_each(gists, detail, counts[0])
     order = torch.randperm(count)[:30]
     found, again = model.codec.decode_each([streams[i] for i in order])
     assert torch.equal(found, gists[order])
@@ -240,7 +240,8 @@ def test_a_stream_of_its_own_gives_a_block_back_whatever_the_others(model: KppBi
         head = math.log2(17 / 0.2) + digits - share.log2()
     extra = torch.tensor([8 * len(stream) for stream in streams]) - detail.bits - head
     assert float(extra.max()) < 8.1 and float(extra.mean()) < 5
-    assert model.codec.encode_each(gists[:0], detail.apply(lambda part: part[:0])) == []
+    nothing = detail.apply(lambda part: part[:0])
+    assert model.codec.encode_each(gists[:0], nothing, counts[0, :0]) == []
     assert len(model.codec.decode_each([])[0]) == 0
 
 

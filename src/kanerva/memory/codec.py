@@ -128,13 +128,14 @@ class BlockCodec:
     # A stream for each block
 
     @torch.no_grad()
-    def encode_each(self, gists: Float[Tensor, "N D"], detail: Detail) -> list[bytes]:
-        """Blocks, each by itself."""
+    def encode_each(
+        self, gists: Float[Tensor, "N D"], detail: Detail, counts: Int[Tensor, "N n"]
+    ) -> list[bytes]:
+        """Blocks, each by itself, given the counts that their pixels are coded with."""
         if not len(gists):
             return []
         gists, detail = gists.cpu(), detail.apply(lambda part: part.cpu())
         numbers, tables = as_int32(gists + LARGEST), as_shares(self._tables(gists))
-        counts = self.pixels.table(self._traces(gists), self._as_images(detail.pixels))
         pixels, shares, found = as_int32(detail.pixels), as_shares(counts), []
         parts = (detail.caps.tolist(), detail.kept.tolist(), detail.stored.tolist())
         for block, (cap, kept, stored) in enumerate(zip(*parts, strict=True)):

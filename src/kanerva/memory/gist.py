@@ -13,6 +13,7 @@ from kanerva.memory.fixed_point import (
     ONE,
     TOTAL,
     FixedLinear,
+    Integers,
     activate,
     clear_of,
     cost_table,
@@ -49,14 +50,20 @@ class GistPrior(nn.Module):
         powers = (TOTAL * (-steps / _LEVELS).exp()).round().clamp(min=1)
         self.register_buffer("powers", powers.float())  # kept with the weights: no libm decides
 
-    def levels(self, gists: Gists, group: int | None = None) -> Float[Tensor, "N _ A"]:
-        """Logits of every number, or of one group's, in sixteenths."""
+    def whole(self, group: int | None = None) -> list[tuple[Integers, Integers]]:
+        """Weights and biases of every layer as whole numbers, of all groups or of one."""
         side = slice(None) if group is None else slice(group, group + 1)
-        x = (ONE * gists).expand(len(self.first.weight[side]), -1, -1)
-        for layer in (self.first, self.second, self.last):
-            weight, bias = layer.whole()
-            sums = x @ weight[side].mT + bias[side, None]
-            x = activate(sums) if layer is not self.last else sums
+        layers = [layer.whole() for layer in (self.first, self.second, self.last)]
+        return [(weight[side].mT, bias[side, None]) for weight, bias in layers]
+
+    def levels(
+        self, gists: Gists, layers: list[tuple[Integers, Integers]]
+    ) -> Float[Tensor, "N _ A"]:
+        """Logits in sixteenths of every number, or of one group's, as `layers` are (`whole`)."""
+        first, *others = layers
+        x = (ONE * gists) @ first[0] + first[1]
+        for weight, bias in others:
+            x = activate(x) @ weight + bias
         x = round_through(x / (64 * ONE / _LEVELS), -(2**14), 2**14)
         return x.movedim(0, 1).reshape(len(gists), -1, ALPHABET)
 
@@ -67,7 +74,9 @@ class GistPrior(nn.Module):
         the writer from `blurred` ones, whose probability lies between those of the two whole
         numbers around: a price that has a slope everywhere."""
         with clear_of(numbers):
-            prices = -(self.levels(quantise_gist(numbers)) / _LEVELS).log_softmax(dim=-1)
+            prices = -(self.levels(quantise_gist(numbers), self.whole()) / _LEVELS).log_softmax(
+                dim=-1
+            )
             at = (quantise_gist(numbers.detach()) + LARGEST).long()[..., None]
             price = prices.gather(-1, at)[..., 0]
             below = blurred.detach().floor().clamp(max=LARGEST - 1)
@@ -82,7 +91,12 @@ class GistPrior(nn.Module):
     def tables(self, gists: Gists, group: int | None = None) -> Int[Tensor, "N _ A"]:
         """Probabilities of every number, or of one group's, in counts that add up to `TOTAL`, each
         at least 1; the numbers of earlier groups are looked at, no others."""
-        levels = self.levels(gists, group)
+        return self._tables(gists, self.whole(group))
+
+    def _tables(
+        self, gists: Gists, layers: list[tuple[Integers, Integers]]
+    ) -> Int[Tensor, "N _ A"]:
+        levels = self.levels(gists, layers)
         below = (levels.amax(dim=-1, keepdim=True) - levels).clamp(max=_FARTHEST).long()
         powers = self.powers.long()[below]
         upto = powers.cumsum(dim=-1)
@@ -92,12 +106,12 @@ class GistPrior(nn.Module):
     @torch.no_grad()
     def costs(self, gists: Gists) -> Int[Tensor, "N groups"]:
         """What each group takes, in 256ths of a bit."""
-        found = [self._costs(part) for part in gists.split(_AT_ONCE[gists.device.type])]
+        layers, prices = self.whole(), cost_table().to(gists.device)
+        found = []
+        for part in gists.split(_AT_ONCE[gists.device.type]):
+            chosen = (part + LARGEST).long()[..., None]
+            found.append(prices[self._tables(part, layers).gather(-1, chosen)[..., 0]])
         return torch.cat(found).unflatten(-1, (self.groups, -1)).sum(dim=-1)
-
-    def _costs(self, gists: Gists) -> Int[Tensor, "N D"]:
-        chosen = (gists + LARGEST).long()[..., None]
-        return cost_table().to(gists.device)[self.tables(gists).gather(-1, chosen)[..., 0]]
 
 
 def quantise_gist(numbers: Float[Tensor, "*N D"]) -> Float[Tensor, "*N D"]:

@@ -13,7 +13,7 @@ from kanerva.memory.fixed_point import BIT
 from kanerva.memory.gist import LARGEST, GistPrior, Gists
 from kanerva.memory.pixel_code import Binary, PixelCode
 
-_TRIES = 6  # ours: changes of a gist
+_ROUNDS, _TRIES = 2, 6  # ours: a third round saves a third of a bit
 _AT_ONCE = {"cpu": 64, "cuda": 512}  # images at once
 _NATS = math.log(2) / BIT  # what costs are counted in
 
@@ -26,9 +26,18 @@ def refine_gists(prior: GistPrior, code: PixelCode, gists: Gists, images: Binary
 
 
 def _refine(prior: GistPrior, code: PixelCode, gists: Gists, images: Binary) -> Gists:
-    flags = torch.ones(len(gists), prior.groups, device=gists.device)
     with torch.no_grad():
         looked = code.look(images)  # the same whatever the gist
+    for _ in range(_ROUNDS):
+        gists = _change_some(prior, code, gists, images, looked)
+    return gists
+
+
+def _change_some(
+    prior: GistPrior, code: PixelCode, gists: Gists, images: Binary, looked: Tensor
+) -> Gists:
+    """Try the changes that promise most, one after another, and keep those that pay."""
+    flags = torch.ones(len(gists), prior.groups, device=gists.device)
 
     def pixel_nats(gists: Gists, rows: Tensor | slice = slice(None)) -> Tensor:
         traces = torch.cat([gists, flags[: len(gists)]], dim=1)

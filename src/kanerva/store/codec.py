@@ -59,11 +59,11 @@ class BitsCodec:
 
     def write(self, images: Images) -> tuple[list[bytes], Pictures]:
         episode = images[None]
-        blocks = self.model.blocks(episode, self.model.encoder(episode))
-        detail = self.model.code(episode, blocks)
+        blocks = self.model.quick_blocks(self.model.encoder(episode))  # thousands are to be added
+        detail, counts = self.model.code_and_counts(episode, blocks)
         blocks = detail.cut(blocks)  # to the model's cap
         gists = blocks[0].flatten(1)[:, : self.model.prior.numbers]
-        coded = self.codec.encode_each(gists, detail.apply(lambda part: part[0]))
+        coded = self.codec.encode_each(gists, detail.apply(lambda part: part[0]), counts[0])
         return coded, decode_blocks(self.model, blocks, detail)
 
     def read(self, rows: Sequence[Coded]) -> Pictures:

@@ -9,7 +9,8 @@ One process writes at a time, any number read; each sees what others have writte
 it. Beside the file lie caches that are made from it: pictures, and for large stores an index.
 
 Where a model's blocks are bits, images come back exactly; `model=model.within(56)` stores at most
-56 bits of each.
+56 bits of each. Gists are not refined, as they are for a memory: blocks take a few bits more, and
+adding is many times faster.
 """
 
 import hashlib
