@@ -90,7 +90,7 @@ def test_the_command_lists_and_refuses(capsys):
     assert all(name in listed for name in NAMES)
     for flags, message in (
         (["figure-9"], "unknown experiment 'figure-9'; there are"),
-        ([], "say which"),
+        ([], "name one"),
         (["allocator", "--quick", "--preset", "mnist"], "--quick runs on glyphs"),
     ):
         assert main(["reproduce", *flags]) == 2
