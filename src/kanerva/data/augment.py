@@ -45,8 +45,8 @@ def random_affine(
 
 
 def move_copies(pixels: Pixels, generator: torch.Generator) -> Pixels:
-    """Give every image its own map, so that copies of one image differ. Half of the maps are affine;
-    the others are shifts by whole pixels, which do not blur."""
+    """Give every image its own map, so that copies of one image differ. Half of the maps are
+    affine; the others are shifts by whole pixels, which do not blur."""
     device, (height, width) = pixels.device, pixels.shape[2:]
     chance = 2 * torch.rand(len(pixels), 6, generator=generator, device=device) - 1
     turned = torch.rand(len(pixels), generator=generator, device=device) < 0.5

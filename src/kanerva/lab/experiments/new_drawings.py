@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kanerva.data.augment import random_affine
 from kanerva.errors import UserError
-from kanerva.evaluation.frechet import Eye, trained_eye
+from kanerva.evaluation.frechet import FeatureExtractor, train_feature_extractor
 from kanerva.evaluation.report import columns
 from kanerva.lab.experiments.few_shot import Drawings, characters
 from kanerva.lab.experiments.measures import Estimate, estimate
@@ -32,7 +32,7 @@ ENOUGH, FEW = 0.6, 0.05  # samples of their character; copies
 Rows = Float[Tensor, "n _ C H W"]
 
 
-def train_classifier(lab: Lab, drawings: Drawings) -> Eye:
+def train_classifier(lab: Lab, drawings: Drawings) -> FeatureExtractor:
     """Of all characters, from drawings that are not written and affine copies of them."""
     count, each = drawings.shape[:2]
     pixels = (255 * drawings.flatten(0, 1)).to(torch.uint8).cpu()
@@ -42,13 +42,17 @@ def train_classifier(lab: Lab, drawings: Drawings) -> Eye:
     order = torch.randperm(len(labels), generator=noise)
     images = (torch.cat(copies)[order].float() / 255).to(lab.device)
     steps = lab.pick(400, 12_000)
-    return trained_eye(images, labels[order], steps=steps, generator=lab.noise("classifier"))
+    return train_feature_extractor(
+        images, labels[order], steps=steps, generator=lab.noise("classifier")
+    )
 
 
 @torch.no_grad()
-def recognise(eye: Eye, images: Rows, rivals: Int[Tensor, "n ways"]) -> Float[Tensor, " n"]:
+def recognise(
+    extractor: FeatureExtractor, images: Rows, rivals: Int[Tensor, "n ways"]
+) -> Float[Tensor, " n"]:
     """The share of a row's images taken for the first of its rivals."""
-    scores = torch.cat([eye.network(part) for part in images.flatten(0, 1).split(512)])
+    scores = torch.cat([extractor.network(part) for part in images.flatten(0, 1).split(512)])
     scores = scores.unflatten(0, images.shape[:2])
     among = scores.gather(2, rivals[:, None].expand(-1, images.shape[1], -1))
     return (among.argmax(dim=2) == 0).double().mean(dim=1).cpu()
@@ -102,12 +106,12 @@ def run(lab: Lab) -> Finding:
     if not isinstance(model, KppBits):
         raise UserError("new-drawings needs a model that generates what is like it")
     drawings = characters(lab, lab.pick(24, None))[0]
-    eye = train_classifier(lab, drawings[:, WRITTEN:])
-    return measure(lab, model, drawings, eye)
+    extractor = train_classifier(lab, drawings[:, WRITTEN:])
+    return measure(lab, model, drawings, extractor)
 
 
 @torch.no_grad()
-def measure(lab: Lab, model: KppBits, drawings: Drawings, eye: Eye) -> Finding:
+def measure(lab: Lab, model: KppBits, drawings: Drawings, extractor: FeatureExtractor) -> Finding:
     """How many samples show their character, and how many copy a drawing of it."""
     written = drawings[:, :WRITTEN]
     samples, alone = sample(lab, model, written)
@@ -117,9 +121,9 @@ def measure(lab: Lab, model: KppBits, drawings: Drawings, eye: Eye) -> Finding:
     real = shifted_distances(drawings[:, WRITTEN : WRITTEN + 1], written).amin(dim=2)
     others = closest_pairs(torch.cat([written, drawings[:, WRITTEN + 1 :]], dim=1))
     shares = {
-        "samples": recognise(eye, samples, rivals),
-        "real": recognise(eye, written, rivals),
-        "empty": recognise(eye, alone, rivals),
+        "samples": recognise(extractor, samples, rivals),
+        "real": recognise(extractor, written, rivals),
+        "empty": recognise(extractor, alone, rivals),
     }
     figures: Figures = {
         "characters": len(drawings),

@@ -16,7 +16,12 @@ import torch
 from torch import Tensor
 
 from kanerva.data.splits import load_split
-from kanerva.evaluation.frechet import Eye, frechet, frechet_spread, trained_eye
+from kanerva.evaluation.frechet import (
+    FeatureExtractor,
+    frechet,
+    frechet_spread,
+    train_feature_extractor,
+)
 from kanerva.evaluation.report import columns
 from kanerva.lab.experiments.measures import interval, is_blurred, pm, rms, sharpness
 from kanerva.lab.experiments.scene import (
@@ -63,7 +68,7 @@ def draw_samples(
 class Judge:
     """Compares pictures with real ones, by the features that a network sees in both."""
 
-    eye: Eye
+    extractor: FeatureExtractor
     reference: Tensor  # features of real images
     binary: bool
 
@@ -73,7 +78,7 @@ class Judge:
         """The Fréchet distance of what was made, with its standard error, and how sharp it is."""
         scores: Scores = {}
         for how, pictures in made.items():
-            seen = self.eye(pictures)
+            seen = self.extractor(pictures)
             error = frechet_spread(
                 seen, self.reference, group=DRAWN, resamples=RESAMPLES, generator=noise
             )
@@ -115,9 +120,9 @@ def run(lab: Lab) -> Finding:
     pixels, labels = lab.labelled(min(in_train, lab.pick(20_000, 50_000)), "train")
     steps = lab.steps or lab.pick(200, 5000)
     lab.say(f"training what sees features: {steps} steps")
-    eye = trained_eye(pixels, labels, steps=steps, generator=lab.noise("eye"))
+    extractor = train_feature_extractor(pixels, labels, steps=steps, generator=lab.noise("eye"))
     real = lab.images(min(count, in_test), "test")
-    judge = Judge(eye, eye(real), is_binary(ready["vae"][0]))
+    judge = Judge(extractor, extractor(real), is_binary(ready["vae"][0]))
 
     found: dict[str, Scores] = {}
     parts = [("test images", real[:SHOWN])]
@@ -130,7 +135,7 @@ def run(lab: Lab) -> Finding:
     training = pixels[:count]
     found["training images"] = judge.score(training, near, lab.noise("others"), drawn=training)
     again = len(real) if in_test >= 2 * len(real) else len(real) // 2
-    two = eye(lab.images(2 * again, "test")).split(again)
+    two = extractor(lab.images(2 * again, "test")).split(again)
     found["test images, two sets"] = {"drawn": {"distance": frechet(*two)}}
     figures = {
         "samples": count,
@@ -138,11 +143,11 @@ def run(lab: Lab) -> Finding:
         "test_images": len(real),
         "two_sets_of": again,
         "features": {
-            "learnt_from": eye.learnt_from,
+            "learnt_from": extractor.learnt_from,
             "images": len(pixels),
             "steps": steps,
-            "classes": eye.classes,
-            "accuracy": eye.accuracy,
+            "classes": extractor.classes,
+            "accuracy": extractor.accuracy,
         },
         "models": found,
     }
