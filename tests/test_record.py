@@ -131,7 +131,7 @@ def test_a_record_is_not_replaced_by_another_configuration_or_a_part(record: dic
     assert path == tmp_path / "mnist" / "kpp-paper-s0.json"
     with pytest.raises(UserError, match="--variant"):
         file_record(record | {"config_hash": "other"}, tmp_path)
-    with pytest.raises(UserError, match="a part does not replace it"):
+    with pytest.raises(UserError, match="a partial record does not replace it"):
         file_record(record | {"partial": True}, tmp_path)
     with pytest.raises(UserError, match="another memory"):
         file_record(record | {"memory": record["memory"] | {"dtype": "int8"}}, tmp_path)
