@@ -66,7 +66,7 @@ def write_mazes(path: Path, packed: dict[str, list[bytes]], seed: int) -> None:
     tensors = {}
     for split, paths in packed.items():
         tensors[split] = torch.frombuffer(bytearray(b"".join(paths)), dtype=torch.uint8)
-        tensors[f"{split}_sizes"] = torch.tensor([len(path) for path in paths])
+        tensors[f"{split}_sizes"] = torch.tensor([len(strip) for strip in paths])
     about = {"what": "kanerva mazes", "recipe": str(RECIPE), "seed": str(seed)}
     write_tensors(path, tensors, about)
 
@@ -84,6 +84,6 @@ def read_mazes(path: Path, split: str) -> ImageSet:
         parts = tensors[split].split(tensors[f"{split}_sizes"].tolist())
         paths = [unpack(part.numpy().tobytes()) for part in parts]
         frames = torch.from_numpy(np.concatenate(paths)).permute(0, 3, 1, 2).contiguous()
-    sizes = torch.tensor([len(path) for path in paths])
+    sizes = torch.tensor([len(strip) for strip in paths])
     groups = torch.arange(len(paths)).repeat_interleave(sizes)  # a group is a path
     return ImageSet("mazes", split, frames, groups=groups)

@@ -142,9 +142,9 @@ def time_coding(memory: Memory) -> dict[str, float]:
         stream = encoder.encode(gists, detail)
         encoded = time.perf_counter() - start
         start = time.perf_counter()
-        decoded, stored = decoder.decode(stream, len(gists))
+        symbols, stored = decoder.decode(stream, len(gists))
         decoded = time.perf_counter() - start
-    assert torch.equal(decoded, gists) and torch.equal(stored.pixels, detail.pixels)
+    assert torch.equal(symbols, gists) and torch.equal(stored.pixels, detail.pixels)
     return {"encode": encoded, "decode": decoded, "networks": networks}
 
 

@@ -112,8 +112,8 @@ def exact_search(store: Store, images: Pixels) -> tuple[list[int], Figures]:
             best[n] = np.concatenate([best[n], part[one.rows.numpy()]])
             scores[n] = torch.cat([scores[n], cue.log_evidence(pictures[one.rows])])
     spent = time.perf_counter() - begin, time.process_time() - work
-    ids = [int(b[int(s.argmax())]) for b, s in zip(best, scores, strict=True)]
-    return ids, {"batched_cpu_ms": 1e3 * spent[1] / len(cues), "wall_s": spent[0]}
+    winners = [int(b[int(s.argmax())]) for b, s in zip(best, scores, strict=True)]
+    return winners, {"batched_cpu_ms": 1e3 * spent[1] / len(cues), "wall_s": spent[0]}
 
 
 def count_alike(store: Store) -> int:
