@@ -20,7 +20,7 @@ from kanerva.errors import UserError
 from kanerva.locks import lock
 
 MAX_JSON = 16_000_000  # bytes; our largest record has 50,000
-MAX_YAML = 100_000  # bytes; PyYAML takes half a second for so many. A config has 2,000
+MAX_YAML = 100_000  # bytes; PyYAML needs half a second for them. A config has 2,000
 MAX_DEPTH = 32
 MAX_NUMBER = 2**63
 

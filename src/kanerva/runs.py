@@ -74,7 +74,9 @@ def make_run(run: Path, resume: bool) -> None:
     if run.is_dir() and any(run.iterdir()) and not resume:
         if not (run / "config.yaml").exists() and not (run / "checkpoints").exists():
             raise UserError(f"{run} is not empty and holds no run; name another --run")
-        raise UserError(f"{run} already holds a run; add --resume to go on, or name another --run")
+        raise UserError(
+            f"{run} already holds a run; add --resume to continue it, or name another --run"
+        )
     try:
         (run / "checkpoints").mkdir(parents=True, exist_ok=True)
         (run / "samples").mkdir(exist_ok=True)

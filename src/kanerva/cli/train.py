@@ -148,7 +148,7 @@ def run(options: dict[str, Any], words: list[str]) -> int:
 
     rank_zero = os.environ.get("RANK", "0") == "0"  # of several processes only this one prints
     if resume and rank_zero and not (folder / "config.yaml").is_file():
-        print(f"nothing to resume at {folder}: starting anew", file=sys.stderr)
+        print(f"nothing to resume at {folder}: starting a new run", file=sys.stderr)
     if resume and (folder / "config.yaml").is_file():
         check_same_run(folder, read_run_config(folder), config)
     outcome = train(

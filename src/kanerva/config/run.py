@@ -131,8 +131,8 @@ class RunConfig:
         return 1 / self.episode_length if weight == "1/T" else weight
 
     def config_hash(self) -> str:
-        """Hash the options that differ from the defaults. Leaves out what does not change what is
-        trained: seed, data folder, logging, and how the same arithmetic is executed."""
+        """Hash the options that differ from the defaults, except those that do not define the
+        training: seed, data folder, logging, and how the same arithmetic is executed."""
         content = {
             "model": self.model.name,
             "versions": [self.config_version, self.model.config_version],

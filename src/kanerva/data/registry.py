@@ -53,7 +53,7 @@ _ENTRIES = (
     DatasetInfo("cifar10", "small colour photographs (Krizhevsky 2009)", (3, 32, 32), "none"),
     DatasetInfo(
         "mazes",
-        "walks in DeepMind Lab's mazes and textures, drawn by MuJoCo: not DeepMind Lab itself",
+        "walks in DeepMind Lab's mazes and textures, rendered by MuJoCo: not DeepMind Lab itself",
         (3, 64, 64),
         "none",
     ),

@@ -25,7 +25,7 @@ def number(value: float) -> float | None:
     return round(value, 6) if math.isfinite(value) else None
 
 
-# What is held
+# Stored images
 
 
 @torch.no_grad()

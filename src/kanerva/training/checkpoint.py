@@ -29,7 +29,7 @@ OPTIMIZER, STATE = "optimizer.safetensors", "state.json"
 
 @dataclass
 class Progress:
-    """Where a run stands. Everything else about the next step follows from (seed, step)."""
+    """A run's progress. Everything else about the next step follows from (seed, step)."""
 
     step: int = 0
     best_nll: float | None = None  # validation objective of the best checkpoint, nats per image

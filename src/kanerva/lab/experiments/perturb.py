@@ -1,4 +1,4 @@
-"""Fig. 7: keys moved a little, y + eps, eps ~ N(0, 0.1), row by row; and a VAE's z moved likewise.
+"""Fig. 7: pictures at perturbed keys, y + eps, eps ~ N(0, 0.1), and at a VAE's perturbed z.
 
 A row starts from one image's key: the place of its block (`kpp`), the mean of q(y|x) (`kpp-paper`),
 or instead of a key the mean of q(z|x) (`vae`). Pictures use the mean of p(z|M, y), so changes in a
