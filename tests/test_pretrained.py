@@ -287,7 +287,7 @@ def test_a_run_that_cannot_be_traced_is_refused(run: Path, tmp_path: Path):
         ship(bare, "bare", into=tmp_path)
     text = (bare / "config.yaml").read_text().replace("set: mnist", "set: images")
     (bare / "config.yaml").write_text(text)
-    with pytest.raises(UserError, match="that others do not have"):
+    with pytest.raises(UserError, match="which others lack"):
         ship(bare, "bare", into=tmp_path)
 
 

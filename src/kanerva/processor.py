@@ -33,7 +33,7 @@ def admits_amx() -> bool:
 
 
 WAIT, PASSIVE = "OMP_WAIT_POLICY", "PASSIVE"
-_WAITS = (WAIT, "GOMP_SPINCOUNT", "KMP_BLOCKTIME")  # each says how long to spin
+_WAITS = (WAIT, "GOMP_SPINCOUNT", "KMP_BLOCKTIME")  # each sets how long threads spin
 
 
 def wait_passively() -> None:

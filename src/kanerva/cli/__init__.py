@@ -21,8 +21,8 @@ WAIT = 10.0  # seconds; torchrun stops all processes as soon as one has failed
 
 VERBS = {
     "train": "train a model, or --resume a run",
-    "evaluate": "the bound, its terms and controls; writes evaluation.json",
-    "generate": "random-key and key-perturbed pictures",
+    "evaluate": "score a run: the bound, its terms and controls; writes evaluation.json",
+    "generate": "sample pictures from random and from perturbed keys",
     "recall": "write images, read them back from noisy or partial cues",
     "denoise": "denoise images by reading: three kinds of noise, the error after each step",
     "memory": "draw a memory, and the images written at their places",
@@ -67,7 +67,7 @@ def main(argv: list[str] | None = None) -> int:
         if error.name not in EXTRAS:
             raise
         return complain(EXTRAS[error.name], 2)
-    except BrokenPipeError:  # the reader of our output has gone
+    except BrokenPipeError:  # nobody reads our output any more, as after `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:

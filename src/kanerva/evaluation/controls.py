@@ -54,7 +54,7 @@ def control(name: str, model: MemoryModel, episodes: FixedEpisodes, limit: int) 
         images, noise = chunk.batch.images, chunk.generator
         if name == "left_out":  # each image with a memory of the rest of its episode
             return model.left_out(images, generator=noise)
-        if name == "permuted":  # the right memory, and each image read at its neighbour's key
+        if name == "permuted":  # the right memory, but each image is read at its neighbour's key
             return model.permuted(images, generator=noise)
         if name == "other":  # the next episode's memory
             memory = model.write(strangers(episodes, chunk, others), generator=noise)

@@ -59,7 +59,7 @@ def _fields(images: Tensor) -> int:
 @no_type_check
 def _insist() -> None:
     if not AVAILABLE:
-        raise RuntimeError("the fused mixture needs triton and torch>=2.6: ask `supported` first")
+        raise RuntimeError("the fused mixture needs triton and torch>=2.6: call `supported` first")
 
 
 # The operators, on flat maps: output (N, F, P), images (N, C, P), log-probabilities (N, P). The

@@ -51,7 +51,7 @@ def _power_of_two(n: int) -> bool:
 @no_type_check
 def require_triton() -> None:
     if not AVAILABLE:
-        raise RuntimeError("fused norms need triton and torch>=2.6: ask `supported` first")
+        raise RuntimeError("fused norms need triton and torch>=2.6: call `supported` first")
 
 
 # How a sample (P, C) is tiled. A program takes whole groups, at least `_SLICE` channels of them. Up
@@ -63,7 +63,7 @@ _SLICE, _PER_WARP = 32, 1024
 
 
 def tiling(flat: Tensor, groups: int) -> tuple[tuple[int, int], dict[str, Any]]:
-    """The grid of programs, and the constants they are compiled with."""
+    """The grid of programs, and their compile-time constants."""
     samples, positions, channels = (int(n) for n in flat.shape)  # not symbolic when compiled
     own = max(channels // groups, min(channels, _SLICE))  # channels of one program
     rows = 1 << (positions - 1).bit_length()
