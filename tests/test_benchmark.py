@@ -200,7 +200,7 @@ def test_mistakes_get_one_line(flags: list[str], message: str, capsys):
 
 def test_what_is_no_record_is_refused(tmp_path: Path):
     (tmp_path / "a.json").write_text(json.dumps({"kind": "evaluation"}))
-    with pytest.raises(UserError, match="no record of kanerva bench"):
+    with pytest.raises(UserError, match="not a record of kanerva bench"):
         read_measurement(tmp_path / "a.json")
     with pytest.raises(UserError, match="cannot read"):
         read_measurement(tmp_path / "b.json")

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kanerva.evaluation.frechet import trained_eye
+from kanerva.evaluation.frechet import train_feature_extractor
 from kanerva.lab.experiments import classify, files, gist, new_drawings
 from kanerva.lab.harness import Lab
 from kanerva.memory.container import SIZE
@@ -198,7 +198,9 @@ def test_copies_and_characters_are_counted(
     labels = torch.arange(4).repeat_interleave(8)
     order = torch.randperm(32, generator=torch.Generator().manual_seed(0))
     noise = torch.Generator().manual_seed(0)
-    eye = trained_eye(drawings.flatten(0, 1)[order], labels[order], steps=80, generator=noise)
+    extractor = train_feature_extractor(
+        drawings.flatten(0, 1)[order], labels[order], steps=80, generator=noise
+    )
     if copied:
 
         def give_back(lab: Lab, model: KppBits, written: Tensor) -> tuple[Tensor, Tensor]:
@@ -206,7 +208,7 @@ def test_copies_and_characters_are_counted(
 
         monkeypatch.setattr(new_drawings, "sample", give_back)
         drawings[:2, 5] = drawings[:2, 0]  # real ones that might pass for copies: half of four
-    found = new_drawings.measure(lab, model, drawings, eye)
+    found = new_drawings.measure(lab, model, drawings, extractor)
     shares = found.figures["recognised"]
     assert shares["real"]["mean"] > 0.9  # the classifier has seen these
     if copied:
@@ -218,9 +220,9 @@ def test_copies_and_characters_are_counted(
 
 
 def test_the_classifier_learns_from_what_is_not_written(drawings: Tensor, tmp_path: Path):
-    eye = new_drawings.train_classifier(Lab(quick=True, runs=tmp_path), drawings[:, 5:])
+    extractor = new_drawings.train_classifier(Lab(quick=True, runs=tmp_path), drawings[:, 5:])
     rivals = torch.arange(4)[:, None].repeat(1, 4)
     rivals = (rivals + torch.arange(4)) % 4
-    assert eye.classes == 4 and eye.accuracy is not None
-    share = new_drawings.recognise(eye, drawings[:, :5], rivals)
+    assert extractor.classes == 4 and extractor.accuracy is not None
+    share = new_drawings.recognise(extractor, drawings[:, :5], rivals)
     assert share.shape == (4,) and share.mean() > 0.5  # chance: a quarter

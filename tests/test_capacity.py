@@ -63,7 +63,7 @@ def test_the_prefix_code_pays_for_its_key(points: list[Point]):
     prefix = [p for p in points if p.family == "prefix"]
     alone = next(p for p in points if p.family == "kpp-bits-empty")
     assert all(p.sum == pytest.approx(alone.bound + key, abs=0.2) for p in prefix)
-    with pytest.raises(UserError, match="give a record"):
+    with pytest.raises(UserError, match="add a record"):
         collect(PATHS[-2:])
 
 

@@ -72,6 +72,6 @@ def test_a_cache_that_cannot_be_written_is_done_without(
 ):
     (private_cache / "file").write_text("in the way")
     monkeypatch.setenv("KANERVA_CACHE", str(private_cache / "file"))
-    with pytest.warns(UserWarning, match="squares is not kept for next time"):
+    with pytest.warns(UserWarning, match="squares is not cached"):
         arrays = cached_arrays("squares", "v1", Builder())
     assert len(arrays["values"]) == 1000

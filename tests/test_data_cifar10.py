@@ -73,10 +73,10 @@ def test_a_batch_cut_short_is_named(tmp_path: Path, batches: dict[str, np.ndarra
     write_folder(tmp_path, batches)
     path = tmp_path / "cifar-10-batches-bin" / "data_batch_3.bin"
     path.write_bytes(path.read_bytes()[:-5])
-    with pytest.raises(UserError, match=r"data_batch_3\.bin is not whole: 12287 bytes"):
+    with pytest.raises(UserError, match=r"data_batch_3\.bin is truncated: 12287 bytes"):
         load_cifar10("train", tmp_path)
     path.unlink()
-    with pytest.raises(UserError, match=r"data_batch_3\.bin not there"):
+    with pytest.raises(UserError, match=r"data_batch_3\.bin missing"):
         load_cifar10("validation", tmp_path)
     assert load_cifar10("test", tmp_path) is not None
 

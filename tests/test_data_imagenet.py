@@ -200,7 +200,7 @@ def test_published_pickles_are_named_and_left_shut(tmp_path: Path):
     place.mkdir()
     for name in ("train_data_batch_1", "val_data"):
         (place / name).write_bytes(pickle.dumps({"data": Trap(sprung)}))
-        with pytest.raises(UserError, match=r"a pickle, which is never opened here"):
+        with pytest.raises(UserError, match=r"pickles are never opened"):
             load("imagenet32", "test" if name == "val_data" else "train", tmp_path)
     assert not sprung.exists()
 

@@ -74,7 +74,7 @@ def test_unknown_names_and_misplaced_options_are_named(tmp_path: Path):
         load("minst", "train")
     with pytest.raises(UserError, match="unknown split 'dev'"):
         load("mnist", "dev")
-    with pytest.raises(UserError, match="images needs a folder"):
+    with pytest.raises(UserError, match="images needs the option folder"):
         load("images", "train")
     with pytest.raises(UserError, match="channels=3 is for the data set images"):
         load("mnist", "train", root=tmp_path, channels=3)

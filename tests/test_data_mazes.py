@@ -14,7 +14,7 @@ import torch
 from kanerva.data import FixedEpisodes, ImageSet, TrainingEpisodes, mazes
 from kanerva.data.loading import fetch, is_present, load
 from kanerva.data.maze_rendering import FRAMES, opengl, pack, paint_rooms, render, unpack
-from kanerva.data.maze_walks import STEP, SWAY, TURN, shortest_way, smooth_way, walk
+from kanerva.data.maze_walks import STEP, SWAY, TURN, shortest_path, smooth_path, walk
 from kanerva.data.mazes import PATHS, read_mazes, write_mazes
 from kanerva.errors import UserError
 from kanerva.presets import preset
@@ -246,7 +246,7 @@ def test_a_path_holds_the_longest_episode_of_the_paper():
 # Walks
 
 
-def test_a_shortest_way_is_as_short_as_can_be():
+def test_a_shortest_path_is_as_short_as_can_be():
     """Against the distances of Floyd and Warshall."""
     cells = [(row, column) for row, column in np.argwhere(LOOP).tolist()]
     place = np.array(cells)
@@ -256,14 +256,14 @@ def test_a_shortest_way_is_as_short_as_can_be():
         far = np.minimum(far, far[:, middle, None] + far[None, middle])
     for start in range(0, len(cells), 3):
         for goal in range(len(cells)):
-            way = shortest_way(LOOP, cells[start], cells[goal])
+            way = shortest_path(LOOP, cells[start], cells[goal])
             assert (way[0], way[-1], len(way) - 1) == (cells[start], cells[goal], far[start, goal])
             assert all(LOOP[cell] for cell in way)
 
 
 def test_corners_are_rounded_and_ends_stay():
     cells = [(1, 1), (1, 2), (1, 3), (2, 3), (3, 3)]
-    points = smooth_way(cells)
+    points = smooth_path(cells)
     assert np.allclose(points[[0, -1]], [cells[0], cells[-1]])
     steps = np.diff(points, axis=0)
     turns = np.diff(np.unwrap(np.arctan2(steps[:, 0], steps[:, 1])))

@@ -107,8 +107,8 @@ def test_an_option_of_another_set_is_refused_in_a_line(toy: Path, monkeypatch: p
 
     assert refused("toy", crop=3) == "crop=3 is for the data set celeba, not for toy"
     assert refused("mnist", shade=3) == "shade=3 is for the data set toy, not for mnist"
-    assert refused("toy", shades=3) == "shades=3 is for no data set: toy takes shade"
-    assert refused("mnist", shades=3) == "shades=3 is for no data set: mnist takes no options"
+    assert refused("toy", shades=3) == "no data set takes shades=3: toy takes shade"
+    assert refused("mnist", shades=3) == "no data set takes shades=3: mnist takes no options"
     other = DatasetInfo("other", "", (1, 4, 4), "none", options=("shade",))
     monkeypatch.setitem(DATASETS, "other", other)
     assert refused("mnist", shade=3) == "shade=3 is for the data sets toy, other, not for mnist"

@@ -309,7 +309,7 @@ def test_a_batch_that_does_not_divide_is_refused(monkeypatch):
 def test_more_processes_than_devices_are_refused(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    with pytest.raises(UserError, match="2 processes need 2 CUDA devices, this machine shows 1"):
+    with pytest.raises(UserError, match="2 processes need 2 CUDA devices, this machine has 1"):
         make_fabric(preset("glyphs"), "cuda")
 
 

@@ -6,7 +6,13 @@ import pytest
 import torch
 
 from kanerva.errors import UserError
-from kanerva.evaluation.frechet import SIZE, frechet, frechet_spread, matrix_root, trained_eye
+from kanerva.evaluation.frechet import (
+    SIZE,
+    frechet,
+    frechet_spread,
+    matrix_root,
+    train_feature_extractor,
+)
 
 
 def noise(seed: int = 0) -> torch.Generator:
@@ -81,29 +87,34 @@ def bars(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def test_a_classifier_tells_what_it_was_shown_and_sees_what_is_odd():
     images, labels = bars(400, 0)
-    eye = trained_eye(images, labels, steps=60, generator=noise())
-    assert eye.learnt_from == "labels" and eye.classes == 2
-    assert eye.accuracy is not None and eye.accuracy > 0.95
-    seen = eye(images[:360])
+    extractor = train_feature_extractor(images, labels, steps=60, generator=noise())
+    assert extractor.learnt_from == "labels" and extractor.classes == 2
+    assert extractor.accuracy is not None and extractor.accuracy > 0.95
+    seen = extractor(images[:360])
     assert seen.shape == (360, SIZE)
     torch.testing.assert_close(seen.mean(dim=0), torch.zeros(SIZE), atol=1e-3, rtol=0)
     torch.testing.assert_close(seen.std(dim=0), torch.ones(SIZE), atol=1e-3, rtol=0)
-    alike, odd = eye(bars(360, 5)[0]), eye(torch.rand(360, 1, 12, 10, generator=noise(3)))
+    alike, odd = (
+        extractor(bars(360, 5)[0]),
+        extractor(torch.rand(360, 1, 12, 10, generator=noise(3))),
+    )
     assert frechet(alike, seen) < 0.1 * frechet(odd, seen)
 
 
 def test_without_labels_an_autoencoder_sees():
     images, _ = bars(300, 0)
-    eye = trained_eye(images, None, steps=60, generator=noise())
-    assert (eye.learnt_from, eye.classes, eye.accuracy) == ("images", None, None)
-    redrawn = eye.network(images).detach()
+    extractor = train_feature_extractor(images, None, steps=60, generator=noise())
+    assert (extractor.learnt_from, extractor.classes, extractor.accuracy) == ("images", None, None)
+    redrawn = extractor.network(images).detach()
     blank = images.flatten(1).var(dim=0).mean()
     assert (redrawn - images.flatten(1)).square().mean() < blank  # better than the mean image
 
 
 def test_the_same_noise_trains_the_same_network():
     images, labels = bars(200, 0)
-    one, two = (trained_eye(images, labels, steps=3, generator=noise(4)) for _ in range(2))
+    one, two = (
+        train_feature_extractor(images, labels, steps=3, generator=noise(4)) for _ in range(2)
+    )
     assert torch.equal(one(images), two(images))
-    other = trained_eye(images, labels, steps=3, generator=noise(5))
+    other = train_feature_extractor(images, labels, steps=3, generator=noise(5))
     assert not torch.equal(one(images), other(images)) and math.isfinite(one.accuracy or 0)

@@ -78,8 +78,8 @@ def test_values_are_printed_as_asked_and_nothing_else_is_touched(place: Path):
         ("set/none-s0", "no record matches set/none-s0"),
         ("set/a-s0:bound.kl_z", "has no figure bound.kl_z"),
         ("set/a-s0:rows.3.ms", "has no figure"),
-        ("set/a-s0:name", "is no figure"),
-        ("set/a-s0:partial", "is no figure"),
+        ("set/a-s0:name", "is not a number"),
+        ("set/a-s0:partial", "is not a number"),
         ("set/a-s0:bound - ", "no record matches"),
     ],
 )

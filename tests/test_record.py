@@ -131,7 +131,7 @@ def test_a_record_is_not_replaced_by_another_configuration_or_a_part(record: dic
     assert path == tmp_path / "mnist" / "kpp-paper-s0.json"
     with pytest.raises(UserError, match="--variant"):
         file_record(record | {"config_hash": "other"}, tmp_path)
-    with pytest.raises(UserError, match="a part does not replace it"):
+    with pytest.raises(UserError, match="a partial record does not replace it"):
         file_record(record | {"partial": True}, tmp_path)
     with pytest.raises(UserError, match="another memory"):
         file_record(record | {"memory": record["memory"] | {"dtype": "int8"}}, tmp_path)
@@ -336,10 +336,10 @@ REQUIRED = {f.name for f in fields(Record) if f.default is not None}
         ({"flop_per_image": "many"}, "r.json: flop_per_image must be float, got 'many'"),
         ({"image": [1, 28, "28"]}, "r.json: image must be int, got '28'"),
         ({"versions": {"torch": 2}}, "r.json: versions.torch must be str, got 2"),
-        ({"controls": {"n_images": 3}}, "r.json: controls is not a whole record: it lacks own"),
+        ({"controls": {"n_images": 3}}, "r.json: controls is not a complete record: own missing"),
         ({"bound": 4.5}, "r.json: bound must be a mapping, got 4.5"),
-        ({"config": None}, "r.json: a record has a config, or says by `retired`"),
-        ({"retired": "abc"}, "r.json: a record has a config, or says by `retired`"),
+        ({"config": None}, "r.json: a record needs either `config` or `retired`"),
+        ({"retired": "abc"}, "r.json: a record needs either `config` or `retired`"),
     ],
 )
 def test_what_is_wrong_is_told_in_one_line(record: dict, change: dict, told: str):

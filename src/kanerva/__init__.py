@@ -1,10 +1,10 @@
 """Generative memory: write an episode of images into one small latent map, then read it back.
 
 model = kanerva.load("glyphs")                  # a Kpp; or a run: "runs/glyphs-kpp-store-s0"
-images = kanerva.prepare(pictures, model)       # as model.pixels says: (T, C, H, W) on [0, 1]
+images = kanerva.prepare(pictures, model)       # (T, C, H, W) on [0, 1], in model.pixels' format
 memory = model.write(images)                    # a Memory: handles, free, save
 recalled = model.recall(memory, noisy)[-1]      # pictures on [0, 1], found by content
-hits = model.find(memory, noisy[0])             # handles, probabilities; hits.none: it is not held
+hits = model.find(memory, noisy[0])             # handles, probabilities; hits.none: not in memory
 samples = model.generate(memory, 64)
 terms = model.elbo(images)                      # terms.nll_nats: nats per image, lower is better
 kanerva.show(written=images, recalled=recalled)

@@ -1,4 +1,4 @@
-"""p(X|Z): the conv-transpose decoder (App. E)."""
+"""p(X|Z): the paper's conv-transpose decoder (App. E), and `kpp`'s."""
 
 from math import ceil
 
@@ -17,14 +17,14 @@ from kanerva.readout import before_tanh
 from kanerva.seeding import Noise, as_generator, stream
 from kanerva.shapes import DecoderOutput, Episode, Readout
 
-_NOTHING = 0.02  # below this root mean square an outline is an empty place's (they are about 0.4)
+_EMPTY_RMS = 0.02  # below this root mean square an outline is that of an empty cell; usual: 0.4
 _FIT_PIXELS = 2**20  # enough to fit a linear guess
-_CONTEXT_DEPTH = 4  # ours: residual blocks of each pixel that sees its neighbours
-_NARROWEST = 16  # ours: feature maps are halved per layer, but not below this
+_CONTEXT_DEPTH = 4  # ours: residual blocks of the pixel context
+_NARROWEST = 16  # ours: channels are halved per layer, but not below this
 
 
 class Decoder(nn.Module):
-    """Readout to likelihood parameters: project, double the side `layers` times, crop."""
+    """Map a readout to likelihood parameters: project, double the side `layers` times, crop."""
 
     def __init__(
         self, config: DecoderConfig, readout: int, outputs: int, height: int, width: int
@@ -50,12 +50,13 @@ class Decoder(nn.Module):
 
 
 class SpatialDecoder(nn.Module):
-    """`kpp`'s decoder: a readout with a global and a spatial part to likelihood parameters.
+    """`kpp`'s decoder: map a readout with a global and a spatial part to likelihood parameters.
 
-    `base` maps at a quarter of the side, half as many at half of it; the last convolution gives
-    each of its places the pixels of a 2x2 patch: likelihood parameters, and, where pixels see their
-    neighbours, features that become better ones once those are known. Where blocks start as an
-    outline, means are counted from the picture that it tells.
+    It has `base` channels at a quarter of the side and half as many at half the side; a last
+    convolution predicts 2x2 pixels per position. The parameters of this first prediction are the
+    sketch. With a pixel context it also outputs features, from which the context refines the sketch
+    once the pixels above and to the left are known. With an outline, the outline's picture is added
+    to the predicted means.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class SpatialDecoder(nn.Module):
         image: tuple[int, int, int],
         outline: int = 0,
     ) -> None:
-        """`outline` numbers of the readout, its last ones, are an outline's."""
+        """`outline`: how many numbers at the end of the readout are an outline; 0 for none."""
         super().__init__()
         self.likelihood = likelihood
         self.outline = FromCosines(outline, image) if outline else None
@@ -106,9 +107,12 @@ class SpatialDecoder(nn.Module):
         likelihood.init_last_layer(weight[:outputs], bias[:outputs], 0.1 if outline else 0.2)
 
     def forward(self, readout: Readout, images: Episode | None = None) -> DecoderOutput:
-        """Parameters of p(x | z), pixel for pixel. Where pixels see their neighbours, those of
-        p(x_i | z, pixels of `images` before i); without images a sketch, each pixel by itself,
-        which pictures and comparisons are made of."""
+        """Return the parameters of p(x | z) for each pixel.
+
+        With a pixel context and `images`, they are those of p(x_i | z, pixels of `images` before
+        i). Without images they are the sketch, which treats pixels as independent; pictures and
+        comparisons use it.
+        """
         sketch, features, has_outline = self._pixels(readout)
         if self.near is None or images is None:
             return sketch.unflatten(0, readout.shape[:2])
@@ -117,18 +121,18 @@ class SpatialDecoder(nn.Module):
 
     @torch.no_grad()
     def sample(self, readout: Readout, generator: Noise = None) -> Episode:
-        """A sample of p(x | z): all pixels at once, or in turn where they see their neighbours."""
+        """Sample p(x | z): all pixels at once, or one after another with a pixel context."""
         if self.near is None:
             return self.likelihood.sample(self(readout), as_generator(generator))
 
-        def one(output: Parameters, guess: Pixels) -> Pixels:
+        def sample_pixel(output: Parameters, guess: Pixels) -> Pixels:
             return self.likelihood.sample(
                 self._shift_means(output, guess)[None], as_generator(generator)
             )[0]
 
         sketch, features, has_outline = self._pixels(readout)
-        drawn = self.near.sample(features, self._expected(sketch), one, has_outline)
-        return drawn.unflatten(0, readout.shape[:2])
+        images = self.near.sample(features, self._expected(sketch), sample_pixel, has_outline)
+        return images.unflatten(0, readout.shape[:2])
 
     def _expected(self, sketch: Parameters) -> Pixels:
         return self.likelihood.mean(sketch[None])[0]
@@ -137,7 +141,7 @@ class SpatialDecoder(nn.Module):
         return self.likelihood.shift_means(output[None], guess[None])[0]
 
     def _pixels(self, readout: Readout) -> tuple[Parameters, Features, OutlineMask | None]:
-        """The sketch, the features beside it, and who has an outline."""
+        """Return the sketch, the pixel context's features, and which images have an outline."""
         numbers, maps, outline = readout.flatten(0, 1).split(self.sizes, dim=-1)
         parts = []
         if numbers.shape[1]:
@@ -148,12 +152,12 @@ class SpatialDecoder(nn.Module):
         sketch, features = pixels[:, : self.outputs], pixels[:, self.outputs :]
         if self.outline is None:
             return sketch, features, None
-        has_outline = outline.detach().square().mean(dim=-1) > _NOTHING**2
+        has_outline = outline.detach().square().mean(dim=-1) > _EMPTY_RMS**2
         return self._shift_means(sketch, self.outline(outline)), features, has_outline
 
 
 def _box(outline: int, image: tuple[int, int, int], radius: int) -> tuple[int, int]:
-    """The largest box of an outline's that a pixel sees all of."""
+    """The outline's box, halved until a pixel's context covers all of it."""
     down, across = box(min(shares(outline, image)), *image[1:])
     while max(down, across) > radius + 1:
         down, across = (down // 2, across) if down > across else (down, across // 2)
@@ -162,18 +166,21 @@ def _box(outline: int, image: tuple[int, int, int], radius: int) -> tuple[int, i
 
 @torch.no_grad()
 def fit_outlines(writer: ToCosines, decoder: SpatialDecoder, pixels: Pixels, noise: float) -> None:
-    """Outlines are counted in units of what is usual in these images, and where pixels see their
-    neighbours they start from the best linear guesses, given outlines with noise and without."""
+    """Fit outlines to these images, and with a pixel context its linear guesses too.
+
+    Outlines take their mean and standard deviation from the data. The guesses are fitted by least
+    squares, one to outlines with the memory's noise, one to images without an outline.
+    """
     assert decoder.outline is not None
     if len(pixels) < 2:
-        raise UserError("what is usual cannot be measured on one image")
+        raise UserError("an outline cannot be fitted to one image: give at least two")
     for outline in (writer, decoder.outline):
         outline.fit_to_data(pixels)
     if decoder.near is not None:
         pixels = pixels[:: ceil(pixels[:, 0].numel() / _FIT_PIXELS)]
         blocks = writer(pixels).tanh()
         generator = stream("measure", device=blocks.device)
-        drawn = torch.randn(blocks.shape, generator=generator, device=blocks.device)
-        expected = decoder.outline(before_tanh(blocks + noise * drawn))
+        normal = torch.randn(blocks.shape, generator=generator, device=blocks.device)
+        expected = decoder.outline(before_tanh(blocks + noise * normal))
         nothing = decoder.outline(torch.zeros_like(blocks[:1]))
         decoder.near.fit_to_data(expected, nothing, pixels)

@@ -17,8 +17,11 @@ _LOG_STD_RANGE = (-7.0, 4.0)  # ours: keeps a KL finite when a network runs away
 
 
 class RecoverableClamp(torch.autograd.Function):
-    """x clamped to a range. A gradient that leads back inside passes: with `clamp` a number that
-    has once left can never return, and a posterior stays as narrow as it may be for good."""
+    """Clamp x to a range, but let through gradients that lead back inside.
+
+    With plain `clamp` a number that has left the range gets no gradient and never returns: a
+    posterior would stay at its narrowest for good.
+    """
 
     @staticmethod
     def forward(ctx, x: Tensor, low: float, high: float) -> Tensor:  # noqa: ANN001
@@ -42,8 +45,8 @@ def recoverable_clamp(x: Tensor, low: float, high: float) -> Tensor:
 class DiagonalNormal:
     """N(mean, diag std^2); every dimension after (B, T) is one event.
 
-    Parameters are held in float32 whatever the precision of the network that made them, so that
-    densities and divergences are too.
+    Parameters are float32 whatever the precision of the network that made them, so densities and
+    divergences are float32 too.
     """
 
     mean: Latent
@@ -93,12 +96,12 @@ class DiagonalNormal:
 
 @dataclass(frozen=True)
 class ConfinedNormal:
-    """N(0, 1) confined to a box: p(y | y in the box), a key that knows its place and no more.
+    """N(0, 1) truncated to a box: p(y | y in the box). Such a key says which box, and no more.
 
-    The box lies in quantile space, where 2 Phi(y) - 1 is uniform on [-1, 1]: middle `centre`, half
-    widths `half`. Its prior mass is the product of its half widths, so the divergence from N(0, 1)
-    is exactly -ln(mass), and so is the log-ratio of the densities at every point inside. Where p
-    cannot tell several boxes apart, `mass` may be that of all of them together.
+    The box lies in quantile space, where 2 Phi(y) - 1 is uniform on [-1, 1]: its middle is
+    `centre`, its half widths are `half`. Its prior mass is the product of its half widths. So the
+    divergence from N(0, 1) is exactly -ln(mass), and so is the log-ratio of the densities at every
+    point inside. If p does not distinguish between several boxes, `mass` may be their total.
     """
 
     centre: Latent
@@ -115,7 +118,7 @@ class ConfinedNormal:
         return as_normal(self.centre + self.half * chance)
 
     def kl_to_prior(self) -> PerImage:
-        """KL[self || N(0, 1)]: exactly what it takes to name the box."""
+        """KL[self || N(0, 1)]: exactly the nats it takes to name the box."""
         return -self.mass.log()
 
     def log_ratio(self, value: Latent) -> PerImage:
@@ -125,7 +128,7 @@ class ConfinedNormal:
 
 @dataclass(frozen=True)
 class PointMass:
-    """A latent that is certain: what `dkm` reads. It has no density, and costs nothing."""
+    """A deterministic latent, as `dkm` reads it. It has no density, and its KL is zero."""
 
     mean: Latent
 
@@ -141,7 +144,7 @@ class PointMass:
 
 @runtime_checkable
 class ReadDistribution(Protocol):
-    """p(z | M, y), whatever a model reads."""
+    """p(z | M, y) of any model."""
 
     @property
     def mean(self) -> Latent: ...
@@ -155,7 +158,7 @@ KeyPosterior = DiagonalNormal | ConfinedNormal
 
 
 def no_keys(features: Latent) -> DiagonalNormal:
-    """The key posterior of a model without keys: no number, no cost."""
+    """The key posterior of a model without keys: zero dimensions, zero KL."""
     nothing = torch.zeros(*features.shape[:2], 0, device=features.device)
     return DiagonalNormal(nothing, nothing)
 
@@ -163,9 +166,10 @@ def no_keys(features: Latent) -> DiagonalNormal:
 Distribution = TypeVar("Distribution", bound=DiagonalNormal | ConfinedNormal)
 
 
-def map_samples(given: Distribution, function: Callable[[Tensor], Tensor]) -> Distribution:
-    """The distributions of the same samples in another order or shape."""
-    return replace(given, **{name: function(value) for name, value in vars(given).items()})
+def map_samples(distribution: Distribution, function: Callable[[Tensor], Tensor]) -> Distribution:
+    """Apply `function` to every parameter, to reorder or reshape the samples."""
+    changed = {name: function(value) for name, value in vars(distribution).items()}
+    return replace(distribution, **changed)
 
 
 def as_uniform(key: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:

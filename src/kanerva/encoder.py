@@ -12,7 +12,7 @@ _BLOCKS = (2, 2, 2, 2)  # residual blocks of each stage: a ResNet-18
 
 
 class EpisodeEncoder(nn.Module):
-    """Embed each sample of an episode with its neighbours in view. Any T, a lone cue included."""
+    """Embed each sample of an episode, with temporal shift from its neighbours. Any T, also 1."""
 
     def __init__(self, config: ResNetConfig, channels: int) -> None:
         super().__init__()
@@ -26,10 +26,10 @@ class EpisodeEncoder(nn.Module):
 
 
 class SampleEncoder(nn.Module):
-    """`kpp`'s encoder: each sample by itself, to maps of a quarter of its side.
+    """`kpp`'s encoder: map each sample separately to feature maps of a quarter of its side.
 
-    No temporal shift and no batch statistics: what a sample is written as depends on that sample
-    alone, so that others can come and go.
+    It has no temporal shift and no batch statistics. What is written for a sample depends on that
+    sample alone, so that others can be written and freed.
     """
 
     def __init__(self, config: KppEncoderConfig, channels: int) -> None:

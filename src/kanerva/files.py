@@ -1,4 +1,4 @@
-"""Tensors in one safetensors file that tells if it was altered: memories, weights, optimisers."""
+"""Tensors in one safetensors file with a digest of its content: memories, weights, optimisers."""
 
 import hashlib
 import json
@@ -18,7 +18,7 @@ FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
 def digest(tensors: dict[str, Tensor], about: dict[str, str]) -> str:
-    """SHA-256 of names, types, shapes and values, and of what is said about them."""
+    """SHA-256 of names, types, shapes and values, and of the metadata `about`."""
     total = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
     for name in sorted(tensors):
         value = tensors[name].detach().cpu().contiguous()
@@ -28,7 +28,7 @@ def digest(tensors: dict[str, Tensor], about: dict[str, str]) -> str:
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], about: dict[str, str]) -> None:
-    """One file, all of it or nothing; equal tensors are equal bytes."""
+    """Write one file atomically. Equal tensors give equal bytes."""
     plain = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
     try:
         content = save(plain, metadata=about | {"sha256": digest(plain, about)})
@@ -38,7 +38,7 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], about: dict[str, str])
 
 
 def _in_order(content: bytes) -> bytes:
-    """A safetensors file whose header is sorted: safetensors leaves the order to chance."""
+    """Sort the header of a safetensors file; safetensors leaves its order to chance."""
     header = json.dumps(_header(content), sort_keys=True, separators=(",", ":"))
     padded = header + " " * (-len(header) % 8)
     start = 8 + int.from_bytes(content[:8], "little")
@@ -46,22 +46,25 @@ def _in_order(content: bytes) -> bytes:
 
 
 def _header(content: bytes) -> dict[str, Any]:
-    """What a safetensors file says of itself: JSON, after its length."""
+    """Parse the JSON header of a safetensors file. It follows its own length."""
     return json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
 
 
 def read_tensors(
     path: Path, sealed: Callable[[dict[str, str]], bool] = lambda about: False
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors and what was said about them, checked against the digest. Files from elsewhere have
-    none; where `sealed` tells by what is said that this one had, it must be there."""
+    """Read tensors and their metadata, and check them against the digest.
+
+    Files that kanerva did not write have no digest. `sealed` is given the metadata and returns
+    whether this file must have one.
+    """
     try:
-        with open_regular(path) as file:  # once: its name may stand for another file a moment later
+        with open_regular(path) as file:  # opened once: the path may change hands a moment later
             content = file.read()
         tensors, about = load(content), _header(content).get("__metadata__", {})
     except FileNotFoundError as error:
         raise UserError(f"no such file: {path}") from error
-    except Exception as error:  # of every kind, from safetensors and torch
+    except Exception as error:  # safetensors and torch raise errors of many kinds
         raise UserError(f"{path} is damaged or unreadable: {reason(error)}") from error
     seal = about.pop("sha256", None)
     if seal is None and sealed(about):
@@ -78,9 +81,9 @@ def require_tensor(
     dtypes: Sequence[torch.dtype],
     shape: Sequence[int] | None = None,
 ) -> Tensor:
-    """One of a file's tensors, if it is of one of these types and of this shape, and finite."""
+    """Return a file's tensor `name`; refuse another dtype or shape, and non-finite numbers."""
     if name not in tensors:
-        raise UserError(f"{where}: it lacks {name}")
+        raise UserError(f"{where}: {name} is missing")
     value = tensors[name]
     if shape is not None and tuple(value.shape) != tuple(shape):
         raise UserError(f"{where}: {name} is {tuple(value.shape)}, not {tuple(shape)}")

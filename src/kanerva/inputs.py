@@ -1,4 +1,4 @@
-"""What users pass, checked before it is used: a mistake is one line, not an error of torch's."""
+"""Check what users pass before it is used, so that a mistake is one line, not a torch error."""
 
 from operator import index
 from pathlib import Path
@@ -45,7 +45,7 @@ def as_device(name: object) -> torch.device:
     except (RuntimeError, TypeError):
         raise UserError(f"device must be cpu, cuda or cuda:NUMBER, got {shown(name)}") from None
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise UserError(f"device {device}: this machine shows no such CUDA device; use cpu")
+        raise UserError(f"device {device}: this machine has no such CUDA device; use cpu")
     if device.type not in ("cpu", "cuda"):
         try:
             torch.zeros(1, device=device)
@@ -67,11 +67,11 @@ def as_mask(value: object) -> Float[Tensor, "..."]:
     try:
         return torch.as_tensor(value).float()
     except (TypeError, ValueError, RuntimeError):
-        raise UserError(f"observed says 1 or 0 for each pixel, got {shown(value)}") from None
+        raise UserError(f"observed must be 1 or 0 for each pixel, got {shown(value)}") from None
 
 
 def require_tensor_images(value: object, what: str = "images") -> Shaped[Tensor, "..."]:
-    """Refuse what is no tensor; `prepare` makes one of it."""
+    """Refuse anything but a tensor; the message points to `prepare`, which makes one."""
     if not isinstance(value, Tensor):
         raise UserError(
             f"{what} must be a tensor, got {type(value).__name__}: kanerva.prepare({what}, model) "

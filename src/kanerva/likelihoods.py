@@ -24,15 +24,15 @@ LastBias = Float[Tensor, "P *K"]
 class Likelihood(ABC):
     """What a decoder's output means for pixels."""
 
-    has_means = False  # that `shift_means` counts from a guess
+    has_means = False  # whether `shift_means` can add a guess to its means
 
     @abstractmethod
     def outputs(self, channels: int) -> int:
-        """Numbers the decoder gives for each pixel."""
+        """How many numbers the decoder outputs for each pixel."""
 
     @abstractmethod
     def check(self, images: Episode) -> None:
-        """Refuse pixels this is no likelihood of: their score would be no bound."""
+        """Refuse pixels outside this likelihood's support: their score would not be a bound."""
 
     @abstractmethod
     def pixel_log_prob(self, output: DecoderOutput, images: Episode) -> PerPixel:
@@ -41,14 +41,14 @@ class Likelihood(ABC):
     def log_prob(
         self, output: DecoderOutput, images: Episode, observed: PerPixel | None = None
     ) -> PerImage:
-        """ln p of each image; of the pixels where `observed` is 1, if it is given."""
+        """ln p of each image, or of those of its pixels where `observed` is 1."""
         pixels = self.pixel_log_prob(output, images)
         if observed is not None:
             pixels = torch.where(observed == 0, 0.0, pixels * observed)
         return pixels.flatten(2).sum(-1)
 
     def shift_means(self, output: DecoderOutput, guess: Episode) -> DecoderOutput:
-        """The parameters whose means `output` counts from `guess`; as they are, without means."""
+        """Add `guess` to the means in `output`. A likelihood without means returns it unchanged."""
         return output
 
     def init_last_layer(self, weight: LastWeight, bias: LastBias, width: float) -> None:
@@ -77,7 +77,7 @@ class Bernoulli(Likelihood):
         if len(bad):
             raise UserError(
                 f"this model takes pixels that are 0 or 1, got {bad[0].item()}: "
-                "kanerva.prepare(images, model) makes grey ones so"
+                "kanerva.prepare(images, model) binarizes grey ones"
             )
 
     def pixel_log_prob(self, output: DecoderOutput, images: Episode) -> PerPixel:
@@ -97,10 +97,10 @@ Components = Float[Tensor, "B T C M H W"]
 class LogisticMixture(Likelihood):
     """Discretized mixture of logistics over 256 levels (Salimans et al. 2017).
 
-    Grey pixels have weight, mean and scale for each component. In colour a component's green mean
-    moves with the red pixel and its blue mean with both, so a mixture is over whole RGB triples.
-    Everything happens on [-1, 1]; the first and last bin reach to infinity, so the 256 values sum
-    to one. One kernel each way where a model is compiled for a GPU.
+    Each component has a weight, a mean and a scale. In colour its green mean depends linearly on
+    the red pixel and its blue mean on both, so the mixture is over whole RGB triples. Everything
+    happens on [-1, 1]; the first and last bin extend to infinity, so the 256 probabilities sum to
+    one. Runs as one fused kernel in each direction when the model is compiled for a GPU.
     """
 
     has_means = True
@@ -117,7 +117,7 @@ class LogisticMixture(Likelihood):
         if not good.all():
             raise UserError(
                 "this model takes 8-bit pixels, floats k/255 on [0, 1], got "
-                f"{images[~good][0].item()}: kanerva.prepare(images, model) makes them so"
+                f"{images[~good][0].item()}: kanerva.prepare(images, model) rounds them"
             )
 
     def _split(
@@ -133,7 +133,7 @@ class LogisticMixture(Likelihood):
         return logits, means, log_scales.clamp(min=-7.0), coefficients
 
     def _channels(self, outputs: int) -> int:
-        """Of a pixel for which a decoder gives so many numbers."""
+        """Channels of an image for which a decoder outputs this many numbers per pixel."""
         return 1 if outputs == self.outputs(1) else 3
 
     @staticmethod
@@ -171,8 +171,8 @@ class LogisticMixture(Likelihood):
         return torch.logsumexp(logits.log_softmax(2) + log_bin.sum(2), dim=2)
 
     def shift_means(self, output: DecoderOutput, guess: Episode) -> DecoderOutput:
-        """Means counted from `guess`; and those of green and blue move with what the channels
-        before them differ from it by, not with those channels themselves."""
+        """Add `guess` to the means. Green and blue means then depend on how much the channels
+        before them differ from their guess, not on those channels themselves."""
         rest = output.float().unflatten(2, (-1, self.components))
         channels = guess.shape[2]
         start = (2 * guess.float() - 1).unsqueeze(3)  # (B, T, C, 1, H, W)
@@ -186,7 +186,7 @@ class LogisticMixture(Likelihood):
 
     @torch.no_grad()
     def init_last_layer(self, weight: LastWeight, bias: LastBias, width: float) -> None:
-        """Means within that of zero, scales as wide, and colours that move together."""
+        """Initialise means within `width` of zero, scales to `width`, and colours to covary."""
         channels = self._channels(len(weight))
         weight = weight.unflatten(0, (-1, self.components))
         bias = bias.unflatten(0, (-1, self.components))
@@ -194,13 +194,13 @@ class LogisticMixture(Likelihood):
         bias[1 : 1 + channels] *= 2 * width
         bias[1 + channels : 1 + 2 * channels] = math.log(width)
         if channels == 3:
-            bias[[7, 9]] += 1.0  # green with red, blue with green
+            bias[[7, 9]] += 1.0  # green follows red, blue follows green
 
     def mean(self, output: DecoderOutput) -> Episode:
         """Mixture-weighted locations, each channel given the locations before it.
 
-        A picture of what is expected, not the exact mean: near black and white a wide component's
-        clipped draws average further inside than its location.
+        For pictures; not the exact mean. Near black and white, samples of a wide component are
+        clipped, so their mean lies further inside than its location.
         """
         logits, means, _, coefficients = self._split(output, self._channels(output.shape[2]))
         if means.shape[2] == 3:
@@ -212,7 +212,7 @@ class LogisticMixture(Likelihood):
         return ((expected + 1) / 2).clamp(0, 1)
 
     def sample(self, output: DecoderOutput, generator: torch.Generator | None = None) -> Episode:
-        """Draw a component for each pixel, then its channels in turn, rounded to 256 levels."""
+        """Sample a component for each pixel, then its channels in turn, rounded to 256 levels."""
         logits, means, log_scales, coefficients = self._split(
             output, self._channels(output.shape[2])
         )
@@ -227,16 +227,17 @@ class LogisticMixture(Likelihood):
         means, log_scales, coefficients = pick(means), pick(log_scales), pick(coefficients)
         uniform = torch.rand(means.shape, generator=generator, device=means.device)
         noise = log_scales.exp() * torch.logit(uniform, eps=1e-5)
-        drawn: list[Tensor] = []
+        sampled: list[Tensor] = []
         for channel in range(means.shape[2]):
             mean = means[:, :, channel]
             if channel == 1:
-                mean = mean + coefficients[:, :, 0] * drawn[0]
+                mean = mean + coefficients[:, :, 0] * sampled[0]
             if channel == 2:
-                mean = mean + coefficients[:, :, 1] * drawn[0] + coefficients[:, :, 2] * drawn[1]
+                on_red, on_green = coefficients[:, :, 1], coefficients[:, :, 2]
+                mean = mean + on_red * sampled[0] + on_green * sampled[1]
             level = (mean + noise[:, :, channel]).clamp(-1, 1)
-            drawn.append(((level + 1) * 127.5).round() / 127.5 - 1)
-        return (torch.stack(drawn, dim=2) + 1) / 2
+            sampled.append(((level + 1) * 127.5).round() / 127.5 - 1)
+        return (torch.stack(sampled, dim=2) + 1) / 2
 
 
 COMPONENTS = 10  # of the mixture. ours

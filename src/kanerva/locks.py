@@ -1,4 +1,4 @@
-"""One process at a time, where several would write the same file or folder."""
+"""Locks, so that only one process at a time writes a file or folder."""
 
 import errno
 import os
@@ -11,8 +11,11 @@ from kanerva.errors import UserError
 
 @contextmanager
 def alone(path: Path, *, busy: str | None = None) -> Iterator[None]:
-    """Hold the lock of a file or folder. Where another process has it this waits, or else is a
-    `UserError` that says `busy`; where there are no locks all are let in."""
+    """Hold the lock of a file or folder.
+
+    If another process has it, wait; or with `busy`, raise a `UserError` with that message. On a
+    system without locks nobody is kept out.
+    """
     handle = os.open(path, os.O_RDONLY)
     try:
         with suppress(OSError):
@@ -24,7 +27,8 @@ def alone(path: Path, *, busy: str | None = None) -> Iterator[None]:
 
 
 def lock(handle: int, *, wait: bool = False) -> bool:
-    """Whether nobody else has this file; a kill lets go. An OSError where there are no locks."""
+    """Take the lock of an open file; False if another process has it. A process that is killed
+    releases its locks. Raises an OSError on systems without locks."""
     try:
         import fcntl
     except ImportError as error:

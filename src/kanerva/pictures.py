@@ -1,4 +1,4 @@
-"""Grids of images as PNG, with the rows named."""
+"""Grids of images with labelled rows, and how they are saved."""
 
 import io
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ _FRAME, _PAPER, _RULE, _INK = 2, (255, 255, 255), (208, 208, 208), (40, 40, 40)
 Pictures = Float[Tensor, "_ C H W"]
 Shown = Shaped[Tensor, "..."] | np.ndarray | Sequence  # one image, images, or steps of them
 
-MODEL_COLOURS = {  # a model has one colour, in every picture
+MODEL_COLOURS = {  # a model has the same colour in every picture
     "kpp": "#1b6ca8",
     "kpp-bits": "#103a5c",
     "kpp-paper": "#e07b00",
@@ -72,20 +72,23 @@ def show(
     scale: int = 2,
     **rows: Shown,
 ) -> Image.Image:
-    """Images on [0, 1] as one picture, which a notebook draws: `show(images)`, or with the rows
-    named, `show(written=images, recalled=recalled[-1])`. An image (C, H, W), images (T, C, H, W),
-    or steps of recall (S, T, C, H, W), a row for each."""
+    """Return images on [0, 1] as one picture, which a notebook displays.
+
+    Call `show(images)`, or label the rows: `show(written=images, recalled=recalled[-1])`. Each
+    value is an image (C, H, W), images (T, C, H, W), or steps of recall (S, T, C, H, W), one row
+    per step.
+    """
     named = dict(images) if isinstance(images, Mapping) else {} if images is None else {"": images}
     parts: list[tuple[str, Pictures]] = []
-    for name, found in (named | rows).items():
+    for name, value in (named | rows).items():
         try:
-            if isinstance(found, list | tuple):
-                found = torch.stack([torch.as_tensor(one) for one in found])
+            if isinstance(value, list | tuple):
+                value = torch.stack([torch.as_tensor(image) for image in value])
             tensor = (
-                torch.tensor(found) if isinstance(found, np.ndarray) else torch.as_tensor(found)
+                torch.tensor(value) if isinstance(value, np.ndarray) else torch.as_tensor(value)
             )
         except (TypeError, ValueError, RuntimeError):
-            kind = type(found).__name__
+            kind = type(value).__name__
             raise UserError(f"show takes tensors or arrays of images, got {kind}") from None
         if tensor.ndim not in (3, 4, 5) or tensor.shape[-3] not in (1, 3) or 0 in tensor.shape:
             raise UserError(
@@ -111,8 +114,10 @@ def stacked(pictures: list[Image.Image]) -> Image.Image:
 
 
 def write_picture(picture: Any, path: Path) -> None:
-    """Pillow's image or matplotlib's figure, which takes long to import, as a file in the format
-    of its ending: all of it or nothing."""
+    """Write a Pillow image or a matplotlib figure atomically, in the format of the path's ending.
+
+    `picture` is not annotated because matplotlib takes long to import.
+    """
     buffer = io.BytesIO()
     try:
         kind = Image.registered_extensions()[path.suffix.lower()]
@@ -122,7 +127,7 @@ def write_picture(picture: Any, path: Path) -> None:
             picture.savefig(buffer, format=kind, dpi=110)
     except KeyError as error:
         raise UserError(f"cannot write {path}: unknown kind of picture; name it .png") from error
-    except (OSError, ValueError) as error:  # Pillow's, of a format that does not hold such pixels
+    except (OSError, ValueError) as error:  # Pillow: this format cannot hold such pixels
         raise UserError(f"cannot write {path}: {reason(error)}") from error
     write_whole(path, buffer.getvalue())
 
@@ -137,14 +142,14 @@ def map_with_thumbnails(
     title: str = "the map",
     side: int = 640,
 ) -> Image.Image:
-    """A memory's map, ruled into its (rows, columns) of cells, and beside it the images at their
-    places (x, y) on [-1, 1] with their handles."""
+    """Draw a memory's map with its grid of `cells` (rows, columns). Beside it, draw each image at
+    its place (x, y) on [-1, 1], with its handle."""
     margin, line = 10, 20
     canvas = Image.new("RGB", (2 * side + 3 * margin, side + line + 2 * margin), _PAPER)
     draw, font = ImageDraw.Draw(canvas), ImageFont.load_default(size=13)
     top, left = margin + line, 2 * margin + side
     draw.text((margin, margin), title, fill=_INK, font=font)
-    draw.text((left, margin), "what is held, where it lies, and its handle", fill=_INK, font=font)
+    draw.text((left, margin), "stored images and their handles", fill=_INK, font=font)
     canvas.paste(memory.resize((side, side), Image.Resampling.NEAREST), (margin, top))
     draw.rectangle((left, top, left + side - 1, top + side - 1), fill=(245, 245, 245))
     for axis, count in enumerate(cells or (1, 1)):
@@ -157,7 +162,7 @@ def map_with_thumbnails(
                 draw.line(ends, fill=_PAPER if start == margin else _RULE, width=1)
     for (x, y), image, handle in zip(places.tolist(), images, handles, strict=True):
         small = tile(image[None], 1)
-        if cells is not None:  # no larger than its cell
+        if cells is not None:  # shrink it to its cell
             small.thumbnail((side // cells[1], side // cells[0]))
         across = round((x + 1) / 2 * side - small.width / 2)
         down = round((y + 1) / 2 * side - small.height / 2)

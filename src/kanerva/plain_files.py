@@ -1,4 +1,4 @@
-"""Plain files: JSON and YAML read within limits, names that are names, files written whole."""
+"""Plain files: read JSON and YAML within limits, check file names, write files atomically."""
 
 import errno
 import hashlib
@@ -19,12 +19,12 @@ import yaml
 from kanerva.errors import UserError
 from kanerva.locks import lock
 
-MAX_JSON = 16_000_000  # bytes; the largest record has 50,000
-MAX_YAML = 100_000  # bytes, which PyYAML takes half a second for; a config has 2,000
+MAX_JSON = 16_000_000  # bytes; our largest record has 50,000
+MAX_YAML = 100_000  # bytes; PyYAML needs half a second for them. A config has 2,000
 MAX_DEPTH = 32
 MAX_NUMBER = 2**63
 
-_NO_WAIT = getattr(os, "O_NONBLOCK", 0)  # for the other end of a pipe
+_NO_WAIT = getattr(os, "O_NONBLOCK", 0)  # do not wait for the other end of a pipe
 NO_LINK = getattr(os, "O_NOFOLLOW", 0) | _NO_WAIT
 
 
@@ -35,14 +35,14 @@ def reason(error: Exception) -> str:
 
 
 def shown(value: object) -> str:
-    """A value for a message: short, however much there is of it."""
+    """Format a value for a message, shortened if it is long."""
     short = reprlib.Repr()
     short.maxstring = short.maxother = 60
     return short.repr(value)
 
 
 def require_name(value: str, what: str) -> None:
-    """Refuse what is to be part of a file's name and leads elsewhere, or hides."""
+    """Refuse names that, as part of a file name, would lead to another folder or be hidden."""
     if len(value) > 100 or not re.fullmatch(r"\w[\w.+ -]*", value):
         raise UserError(f"{what} must be a plain name, got {shown(value)}")
 
@@ -51,7 +51,7 @@ def require_name(value: str, what: str) -> None:
 
 
 def open_regular(path: Path) -> BufferedReader:
-    """A file to read from: not a folder, a device, or a pipe, which might never end."""
+    """Open a regular file for reading; refuse folders, devices and pipes, which may never end."""
     file = open(path, "rb", opener=lambda p, flags: os.open(p, flags | _NO_WAIT))
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
@@ -60,7 +60,7 @@ def open_regular(path: Path) -> BufferedReader:
 
 
 def read_limited(path: Path, most: int) -> bytes:
-    """All bytes of a file that has at most so many."""
+    """Read all bytes of a file; refuse one with more than `most`."""
     try:
         with open_regular(path) as file:
             content = file.read(most + 1)
@@ -72,7 +72,7 @@ def read_limited(path: Path, most: int) -> bytes:
 
 
 def file_digest(path: Path, kind: str = "sha256") -> str:
-    """The SHA-256 of a file, or another hash."""
+    """The SHA-256 of a file, or the hash named by `kind`."""
     try:
         with open_regular(path) as file:
             return hashlib.file_digest(file, kind).hexdigest()
@@ -81,22 +81,22 @@ def file_digest(path: Path, kind: str = "sha256") -> str:
 
 
 def read_json(path: Path) -> Any:
-    """A JSON file's content, or one line that says what is wrong with it."""
+    """Read a JSON file; errors are one line that says what is wrong with it."""
     return _read(path, MAX_JSON, json.loads, "JSON")
 
 
 def read_yaml(path: Path) -> Any:
-    """A YAML file's content, or one line that says what is wrong with it."""
+    """Read a YAML file; errors are one line that says what is wrong with it."""
     return _read(path, MAX_YAML, parse_yaml, "YAML")
 
 
 def parse_yaml(text: str) -> Any:
-    """The value that a text is in YAML; errors of every kind where it is none."""
+    """Parse YAML. A text that is not valid may raise any kind of exception."""
     return _bounded(yaml.load(text, _Loader))  # a SafeLoader
 
 
 class _Loader(yaml.SafeLoader):
-    """Without aliases: a few lines of them stand for more than any memory holds."""
+    """A SafeLoader that refuses aliases: a few lines of them can expand to fill any memory."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
@@ -108,12 +108,12 @@ def _read(path: Path, most: int, parse: Callable[[str], Any], kind: str) -> Any:
     content = read_limited(path, most)
     try:
         return _bounded(parse(content.decode()))
-    except Exception as error:  # PyYAML meets odd values with errors of every kind
+    except Exception as error:  # PyYAML raises errors of many kinds on odd values
         raise UserError(f"{path} is not readable {kind}: {reason(error)}") from error
 
 
 def _bounded(value: Any, depth: int = 0) -> Any:
-    """The value, if it is nested no deeper and its whole numbers are no larger than any of ours."""
+    """Return the value; refuse nesting or integers beyond what our own files contain."""
     if depth > MAX_DEPTH:
         raise ValueError(f"nested more than {MAX_DEPTH} deep")
     if isinstance(value, int) and abs(value) >= MAX_NUMBER:
@@ -124,16 +124,16 @@ def _bounded(value: Any, depth: int = 0) -> Any:
     return value
 
 
-# JSON that tells if it was altered
+# JSON with a digest of its content
 
 
 def sealed(content: dict[str, Any]) -> dict[str, Any]:
-    """A mapping with the SHA-256 of all else in it."""
+    """Add the SHA-256 of a mapping's content to it."""
     return content | {"seal": _seal(content)}
 
 
 def read_sealed(path: Path) -> dict[str, Any]:
-    """Such a mapping from a JSON file, if it is as it was saved."""
+    """Read a mapping written with `sealed`; refuse it if it was altered since."""
     content = read_json(path)
     if not isinstance(content, dict) or content.get("seal") != _seal(content):
         raise UserError(f"{path} was altered after it was saved")
@@ -149,8 +149,11 @@ def _seal(content: dict[str, Any]) -> str:
 
 
 def write_whole(path: Path, content: bytes | str) -> None:
-    """A file, all of it or nothing, whoever else writes there: filled under a name of its own,
-    synced, moved into place. A link is replaced, not followed."""
+    """Write a file atomically, even if other processes write it too.
+
+    The content goes to a temporary file, is synced, and moved into place. A link is replaced, not
+    followed.
+    """
     data = content.encode() if isinstance(content, str) else content
     try:
         remove_leftovers(path)
@@ -171,7 +174,7 @@ def write_whole(path: Path, content: bytes | str) -> None:
 
 
 def append(path: Path, text: str) -> None:
-    """More at the end of a file, which is made if need be; not through a link."""
+    """Append to a file, creating it if needed. A link is not followed."""
     handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | NO_LINK, 0o666)
     try:
         write_all(handle, text.encode(errors="backslashreplace"))
@@ -180,7 +183,7 @@ def append(path: Path, text: str) -> None:
 
 
 def sync(path: Path) -> None:
-    """Let a file, or the names in a folder, reach the disk."""
+    """Flush a file, or a folder's entries, to disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -189,7 +192,7 @@ def sync(path: Path) -> None:
 
 
 def _open_draft(path: Path) -> tuple[Path, int]:
-    """A new file beside `path`, locked for as long as it is being written."""
+    """Create a temporary file beside `path`. It stays locked while it is being written."""
     while True:
         draft = path.with_name(f"{_draft_prefix(path)}{secrets.token_hex(6)}.tmp")
         handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
@@ -201,7 +204,7 @@ def _open_draft(path: Path) -> tuple[Path, int]:
 
 
 def remove_leftovers(path: Path) -> None:
-    """Drafts of those who were killed: nobody has locked them."""
+    """Delete temporary files of processes that were killed: they are no longer locked."""
     pattern = re.compile(re.escape(_draft_prefix(path)) + r"([0-9a-f]{12}\.)?tmp")
     for name in filter(pattern.fullmatch, os.listdir(path.parent)):
         with suppress(OSError):
@@ -214,7 +217,7 @@ def remove_leftovers(path: Path) -> None:
 
 
 def _draft_prefix(path: Path) -> str:
-    return f".{path.name[:100]}."  # short enough to be a file's name with what follows
+    return f".{path.name[:100]}."  # short enough to leave room for a suffix in a file name
 
 
 def write_all(handle: int, data: bytes) -> None:

@@ -1,8 +1,8 @@
-"""What a run looks like on each data set: only what differs from a model's defaults.
+"""The settings of a run on each data set: only what differs from a model's defaults.
 
 The paper's models keep its memory (3x64x64, App. E), K = 2 (§4.3) and its optimiser; their variant
-`strong` is trained as `kpp` is instead. `kpp` has two settings of its own, `store` and `generate`.
-A new data set needs no line here: its size and its pixels decide.
+`strong` is trained like `kpp` instead. `kpp` has two variants of its own, `store` and `generate`. A
+new data set needs no entry here: its image size and pixel format determine the settings.
 """
 
 from dataclasses import fields, is_dataclass, replace
@@ -25,7 +25,7 @@ VARIANTS = {"kpp": ("store", "generate")}
 OURS = ("kpp", "kpp-empty", "kpp-bits", "kpp-bits-empty")
 VARIANTS |= {name: ("strong",) for name in MODEL_CONFIGS if name not in OURS}
 SMALL = "glyphs"  # sized for two CPU cores: a run takes about three minutes
-OWN, SIZES = "images", ("small", "full")  # images of one's own, and how large a run
+OWN, SIZES = "images", ("small", "full")  # a user's own images, and the sizes of a run on them
 _OURS = OptimConfig(
     optimiser="adamw", lr=2e-3, weight_decay=1e-2, warmup_epochs=1.0, clip=10.0, ema=0.999
 )
@@ -34,7 +34,7 @@ M = TypeVar("M", bound=ModelConfig)
 
 
 def with_options(model: M, **groups: dict[str, Any]) -> M:
-    """A config with some options of its groups replaced: those it has."""
+    """Return a config with options of its groups replaced. Options it does not have are ignored."""
     changed = {}
     for f in fields(model):
         group = getattr(model, f.name)
@@ -46,7 +46,7 @@ def with_options(model: M, **groups: dict[str, Any]) -> M:
 
 
 def reshaped(run: RunConfig, **groups: dict[str, Any]) -> RunConfig:
-    """A run with such options of its model."""
+    """Return a run with options of its model replaced, as in `with_options`."""
     return replace(run, model=with_options(run.model, **groups))
 
 
@@ -57,8 +57,11 @@ def preset(
     image: tuple[int, int, int] | None = None,
     size: str | None = None,
 ) -> RunConfig:
-    """The run that a data set, a model and one of its settings name, for images of the set's own
-    size or of another. `size`: `full`, or `small`, for a CPU, where the images are your own."""
+    """Return the run config for a data set, a model and one of the model's variants.
+
+    `image` (C, H, W) overrides the data set's own image size. `size="small"` is a run for a CPU, on
+    images of your own (`name="images"`); the default is `full`.
+    """
     if size not in (None, *SIZES):
         raise UserError(f"unknown size {size!r}; there are {', '.join(SIZES)}")
     if size == "small" and (name != OWN or model != "kpp"):
@@ -86,13 +89,13 @@ def preset(
         return for_a_cpu(run) if size == "small" else run
     if model in ("kpp-bits", "kpp-bits-empty"):
         return bits(run)
-    if model == "kpp-empty":  # the networks of `store` and as many steps, nothing written
+    if model == "kpp-empty":  # the networks and steps of `store`, with nothing written
         return ours(run)
     return strong(run) if variant == "strong" else printed(run)
 
 
 def printed(run: RunConfig) -> RunConfig:
-    """The paper's networks and schedule, for its model and for the rivals of Table 1."""
+    """The paper's networks and schedule, for its model and the baselines of Table 1."""
     if run.preset != SMALL:
         return run
     run = replace(run, optim=OptimConfig(warmup_epochs=1.0), episode_length=8)
@@ -107,9 +110,12 @@ def printed(run: RunConfig) -> RunConfig:
 
 
 def strong(run: RunConfig) -> RunConfig:
-    """The same networks, trained as `kpp` is, and with nothing that holds them back: layers of
-    spectral norm one keep z from telling much of an image. Where they would learn strokes by heart,
-    those are turned a little, so that the schedule may end where validation is best."""
+    """The paper's networks, trained like `kpp`.
+
+    Without spectral norm: it keeps z from carrying much information about an image. On Omniglot,
+    affine augmentation keeps them from overfitting, so that validation is best at the end of the
+    schedule.
+    """
     run = scheduled(replace(printed(run), variant="strong"))
     run = reshaped(run, readout={"spectral_norm": False})
     if run.model.likelihood == "bernoulli" and run.preset != SMALL:
@@ -119,17 +125,17 @@ def strong(run: RunConfig) -> RunConfig:
     return replace(run, data=replace(run.data, augment="affine"))
 
 
-# kpp: two settings of one model
+# kpp: two variants of one model
 
 
 def ours(run: RunConfig) -> RunConfig:
-    """Networks, pixels and schedule of `kpp`, whatever its memory."""
+    """The networks, pixel context and schedule of `kpp`, for either kind of memory."""
     if run.preset == SMALL:
         widths = {"encoder": {"width": 16}, "readout": {"prior_width": 16}, "decoder": {"base": 32}}
         run = reshaped(run, **widths)
-    if run.preset == "omniglot":  # strokes: a global part of z dies
+    if run.preset == "omniglot":  # the global part of z collapses to the prior on strokes
         run = reshaped(run, readout={"size": 0})
-    if run.model.likelihood == "logistic_mixture":  # 8-bit pixels see their neighbours
+    if run.model.likelihood == "logistic_mixture":  # 8-bit pixels get a pixel context
         near_width = 96 if is_large(run) else 128 if run.model.image[0] == 1 else 192
         near = {"neighbours": 3, "near_width": near_width}
         run = reshaped(run, memory={"capacity": 32}, readout={"size": 0}, decoder=near)
@@ -142,8 +148,11 @@ def is_large(run: RunConfig) -> bool:
 
 
 def scheduled(run: RunConfig) -> RunConfig:
-    """The optimiser, the steps and their images of `kpp`. Of 8-bit pixels each is a sample, so few
-    images make a step, and many steps a run; gradients are as large as the nats."""
+    """The optimiser, steps and batch of `kpp`.
+
+    With a pixel context every 8-bit pixel is a training sample, so a step takes few images and a
+    run many steps. Gradients grow with the nats, hence the large clip.
+    """
     small, length = run.preset == SMALL, run.episode_length
     if run.model.likelihood == "bernoulli":
         images, steps = (64, 2000) if small else (1024, 3000)
@@ -159,22 +168,23 @@ def scheduled(run: RunConfig) -> RunConfig:
 
 
 def store(run: RunConfig) -> RunConfig:
-    """Cells, read whole: recall, familiarity, capacity. The memory stays 3x64x64."""
+    """One cell per image, read whole: for recall, familiarity and capacity. The memory stays
+    3x64x64."""
     run = replace(ours(run), variant="store")
-    if run.preset == "omniglot":  # strokes take less noise
+    if run.preset == "omniglot":  # strokes tolerate less noise
         return reshaped(run, memory={"noise": 0.01})
     if run.model.likelihood != "logistic_mixture":
         return run
-    # Blocks of small images start as outlines, with as much noise as int8 makes; at 64x64 boxes
-    # are large, and it did not help.
+    # Blocks of small images are initialised as outlines, with as much noise as int8 rounding makes.
+    # At 64x64 the boxes are large, and outlines did not help.
     large = is_large(run)
     memory = {"noise": 0.003 if large else 0.0023, "outline": not large}
     return reshaped(run, memory=memory)
 
 
 def for_a_cpu(run: RunConfig) -> RunConfig:
-    """Minutes on two cores: narrow networks, pixels that do not see their neighbours, few steps
-    whose average forgets sooner."""
+    """Shrink a run to minutes on two cores: narrow networks, no pixel context, few steps, and a
+    shorter weight average."""
     narrow = {
         "encoder": {"width": 16},
         "readout": {"prior_width": 16},
@@ -185,14 +195,15 @@ def for_a_cpu(run: RunConfig) -> RunConfig:
         optim=replace(run.optim, ema=0.98),
         episode_length=8,
         batch=4,
-        steps=400,  # of some hundred photographs more are learned by heart
+        steps=400,  # more would overfit a few hundred photographs
         validate_every=100,
         validate_episodes=4,
     )
 
 
 def generate(run: RunConfig) -> RunConfig:
-    """Learned places, read between cells: random keys, perturbation. No more floats."""
+    """Learned placement, read between cells too: for random keys and perturbed keys. The memory has
+    no more floats than `store`'s."""
     run = store(run)
     transport = {
         "channels": 192, "size": 8, "capacity": 64,
@@ -205,15 +216,15 @@ def generate(run: RunConfig) -> RunConfig:
 
 
 def bits(run: RunConfig) -> RunConfig:
-    """Blocks that are bits. The rate rises over some hundred steps: at once, it drives numbers to
-    their ends, where they tell nothing."""
+    """Blocks of bits. A long warmup: at the full learning rate the numbers saturate at once, and
+    then carry no information."""
     run = ours(run)
     run = replace(run, optim=replace(run.optim, lr=1e-3, warmup_epochs=20.0))
     if run.preset == SMALL:  # a character has at most 12 pictures
         run = replace(run, episode_length=12, batch=5, data=replace(run.data, kin=0.5))
         code = {"width": 48, "maps": 16, "depth": 1}
         return reshaped(run, code=code, memory={"unwritten": 0.25})
-    # Three million parameters: the weights fit a package.
+    # Three million parameters, so that the weights fit into a Python package.
     run = reshaped(run, encoder={"width": 48}, readout={"size": 0}, decoder={"base": 72})
     run = replace(run, steps=6000)
     if run.preset != "omniglot":

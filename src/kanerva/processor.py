@@ -1,21 +1,21 @@
-"""What the environment tells libraries that torch loads: set on import, before torch is loaded.
+"""Environment variables for libraries that torch loads, set on import, before torch is loaded.
 
-Where AMX is virtualised, a bfloat16 product on a CPU can stop the process with SIGILL. oneDNN reads
-`ONEDNN_MAX_CPU_ISA` once, at its first use.
+On machines with virtualised AMX, a bfloat16 product on the CPU can kill the process with SIGILL.
+oneDNN reads `ONEDNN_MAX_CPU_ISA` once, at its first use.
 
-OpenMP's threads spin while they wait for each other. Where another process keeps a processor busy,
-each of the thousands of small products of a step then waits for a thread that is not running, and a
-step takes ten times as long. Waiting passively costs a few microseconds a product instead. The
-runtimes read `OMP_WAIT_POLICY` when they are loaded.
+OpenMP's threads spin while they wait for each other. If another process keeps a core busy, each of
+the thousands of small products of a step waits for a thread that is not running, and a step takes
+ten times as long. Waiting passively costs only a few microseconds per product. The runtimes read
+`OMP_WAIT_POLICY` when they are loaded.
 
-A value that is already there is the user's, and stays.
+A value that the user has set is kept.
 """
 
 import os
 
 VARIABLE, WITHOUT_AMX = "ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16"
-# Instruction sets of oneDNN up to and including bfloat16 without AMX. Anything else, `ALL` and
-# `DEFAULT` too, admits it.
+# oneDNN's instruction sets without AMX, up to bfloat16. Any other value, such as `ALL` or
+# `DEFAULT`, allows AMX.
 _BELOW_AMX = (
     "SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2",
     "AVX512_CORE", "AVX512_CORE_VNNI", "AVX512_CORE_BF16",
@@ -33,7 +33,7 @@ def admits_amx() -> bool:
 
 
 WAIT, PASSIVE = "OMP_WAIT_POLICY", "PASSIVE"
-_WAITS = (WAIT, "GOMP_SPINCOUNT", "KMP_BLOCKTIME")  # each says how long to spin
+_WAITS = (WAIT, "GOMP_SPINCOUNT", "KMP_BLOCKTIME")  # each sets how long threads spin
 
 
 def wait_passively() -> None:

@@ -33,7 +33,7 @@ def commit() -> str:
 
 
 def versions() -> dict[str, str]:
-    """What computed it."""
+    """Versions of Python and of the packages that computed a number."""
     try:
         kanerva = version("kanerva")
     except PackageNotFoundError:  # run from a source tree that is not installed
@@ -49,11 +49,11 @@ def device_name(device: torch.device) -> str:
     return f"{device.type}, {count} thread{'' if count == 1 else 's'}"
 
 
-PLACES = ("--results", "--data-root", "--out", "--runs", "--name")  # folders of one machine
+PLACES = ("--results", "--data-root", "--out", "--runs", "--name")  # machine-specific paths
 
 
 def command(words: list[str]) -> str:
-    """What was typed after `kanerva`, without the places of the machine it ran on."""
+    """The command line as typed, without paths specific to the machine it ran on."""
     left, skip = [], False
     for word in words:
         flag = word.split("=")[0].replace("_", "-")

@@ -65,14 +65,14 @@ Normals = list[DiagonalNormal] | list[PointMass]
 
 @dataclass(frozen=True)
 class Reading:
-    """A readout part by part: its value, p's normal for it, and the one it was drawn from.
+    """A readout in parts. Each has a value, a prior, and the distribution it was sampled from.
 
-    Densities are worked out when asked for: training needs only the divergence.
+    Densities are computed on demand, because training needs only the divergence.
     """
 
     values: list[Tensor]
     priors: Normals
-    sources: Normals  # q's, or p's own where z came from p
+    sources: Normals  # q, or p if z was sampled from p
 
     @property
     def readout(self) -> Readout:
@@ -80,24 +80,24 @@ class Reading:
 
     @property
     def prior_mean(self) -> Readout:
-        """p's mean of each part, given the values of those before it."""
+        """The prior mean of each part, given the values of the parts before it."""
         return torch.cat([prior.mean.flatten(2) for prior in self.priors], dim=-1)
 
     @property
     def kl(self) -> PerImage:
-        """KL[q(z|.) || p(z|M, y)]; zero where z came from p itself."""
+        """KL[q(z|.) || p(z|M, y)]; zero if z was sampled from p."""
         pairs = zip(self.sources, self.priors, strict=True)
         each = [source.kl(prior) for source, prior in pairs]  # pyright: ignore[reportArgumentType]
         return torch.stack(each).sum(dim=0)
 
     @property
     def log_prior(self) -> PerImage:
-        """ln p(z|M, y) at this very draw."""
+        """ln p(z|M, y) at this sample."""
         return self._log_prob(self.priors)
 
     @property
     def log_posterior(self) -> PerImage:
-        """ln q(z|.), or ln p again where z came from p."""
+        """ln q(z|.) at this sample; the same as `log_prior` if z was sampled from p."""
         return self._log_prob(self.sources)
 
     def _log_prob(self, normals: Normals) -> PerImage:
@@ -105,26 +105,26 @@ class Reading:
         return torch.stack([normal.log_prob(value) for normal, value in pairs]).sum(dim=0)
 
 
-_SURE = -8.0  # ln of the standard deviation with which a trace is taken for what it is
-_INSIDE = 0.999  # a number of a block as far as its tanh can be taken back
+_SURE = -8.0  # log standard deviation of the outline part: practically deterministic
+_INSIDE = 0.999  # largest magnitude of a block's number for which tanh is inverted
 
 
 def before_tanh(numbers: Tensor) -> Tensor:
-    """Those of a block, in full precision, as the writer had them before their tanh."""
+    """Invert the writer's tanh on the numbers of a block, in float32."""
     return recoverable_clamp(numbers.float(), -_INSIDE, _INSIDE).atanh()
 
 
 class SpatialReadout(nn.Module):
-    """p(z | M, y) from a trace, and q(z | x, M, y) from trace and sample (§3.3, taken further).
+    """p(z | M, y) from a trace, and q(z | x, M, y) from trace and sample (an extension of §3.3).
 
-    z has a global part g of `size` numbers and a spatial part s of `channels` maps, a quarter of
-    the image's side: p(z|.) = p(g | trace) p(s | g, trace). q says by how much and how surely
-    it differs, in units of the prior:
+    z has a global part g of `size` numbers and a spatial part s of `channels` maps of a quarter of
+    the image's side: p(z|.) = p(g | trace) p(s | g, trace). q is parametrised relative to the
+    prior, in units of its standard deviation:
 
         mean = mu_p + sigma_p * delta,   std = sigma_p * exp(rho),   delta = rho = 0 at first
 
-    so KL z starts at zero and grows only by what a sample knows beyond its block. With an outline
-    z has a third part, the trace itself before its tanh, as sure in q as in p.
+    So KL z starts at zero and grows only by what the sample adds to its block. With an outline, z
+    has a third part: the trace itself before its tanh, with the same fixed variance in q and p.
     """
 
     def __init__(
@@ -138,9 +138,9 @@ class SpatialReadout(nn.Module):
         super().__init__()
         self.side = side
         width, places = config.prior_width, side[0] * side[1]
-        self.lift = nn.Linear(prod(trace), width * places)  # a trace as quarter-size maps
+        self.lift = nn.Linear(prod(trace), width * places)  # trace to quarter-size maps
         self.body = residual_stack(width, 1)
-        self.embed = nn.Conv2d(features, width, 1)  # what q sees of x
+        self.embed = nn.Conv2d(features, width, 1)  # the sample's features, for q
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.p, self.q = nn.ModuleDict(), nn.ModuleDict()
         if config.size:
@@ -152,7 +152,7 @@ class SpatialReadout(nn.Module):
                 nn.Flatten(), zeroed(nn.Linear(2 * width * places, 2 * config.size))
             )
         if config.size and config.channels:
-            self.tell = nn.Linear(config.size, width * places)  # g to the spatial part
+            self.tell = nn.Linear(config.size, width * places)  # conditions s on g
         if config.channels:
             self.shapes["spatial"] = (config.channels, *side)
             self.p["spatial"] = nn.Sequential(
@@ -177,27 +177,30 @@ class SpatialReadout(nn.Module):
         sample: bool = True,
         generator: Noise = None,
     ) -> Reading:
-        """Walk down the parts: z from q where the sample's `maps` are given, else from p; or take
-        `readout` as it is. `sample=False` takes the mean of each part. `beside`: maps that are
-        added to a trace's own."""
+        """Compute the parts in order. z comes from q if the sample's `maps` are given, else from p.
+
+        `readout` sets z instead of sampling it. `sample=False` takes the mean of each part.
+        `beside` holds maps that are added to the trace's own.
+        """
         lead = traces.shape[:2]
-        known = self.spread(traces)
+        context = self.spread(traces)
         if beside is not None:
-            known = known + beside.flatten(0, 1)
-        known = self.body(known)
+            context = context + beside.flatten(0, 1)
+        context = self.body(context)
         seen = None if maps is None else self.embed(maps.flatten(0, 1))
         sizes = [prod(shape) for shape in self.shapes.values()]
-        given = [None] * len(sizes) if readout is None else readout.split(sizes, dim=-1)
+        fixed = [None] * len(sizes) if readout is None else readout.split(sizes, dim=-1)
         values, priors, sources = [], [], []
-        for (part, shape), value in zip(self.shapes.items(), given, strict=True):
+        for (part, shape), value in zip(self.shapes.items(), fixed, strict=True):
             if part == "outline":
                 mean = before_tanh(traces.flatten(2))
                 prior = DiagonalNormal(mean, torch.full_like(mean, _SURE))
             else:
-                prior = DiagonalNormal.from_network(self.p[part](known).unflatten(0, lead), dim=2)
+                output = self.p[part](context).unflatten(0, lead)
+                prior = DiagonalNormal.from_network(output, dim=2)
             source = prior
             if seen is not None and part != "outline":
-                output = self.q[part](torch.cat([known, seen], dim=1)).unflatten(0, lead)
+                output = self.q[part](torch.cat([context, seen], dim=1)).unflatten(0, lead)
                 source = self._posterior(DiagonalNormal.from_network(output, dim=2), prior)
             if value is not None:
                 value = value.unflatten(-1, shape)
@@ -207,17 +210,18 @@ class SpatialReadout(nn.Module):
             priors.append(prior)
             sources.append(source)
             if part == "global" and "spatial" in self.shapes:
-                context = self.tell(value.flatten(0, 1))
-                known = known + context.unflatten(-1, known.shape[1:])
+                from_global = self.tell(value.flatten(0, 1))
+                context = context + from_global.unflatten(-1, context.shape[1:])
         return Reading(values, priors, sources)
 
     def spread(self, traces: Blocks) -> Float[Tensor, "N width Hq Wq"]:
         """Traces as quarter-size maps."""
         return self.lift(traces.flatten(0, 1).flatten(1)).unflatten(-1, (-1, *self.side))
 
-    def _posterior(self, said: DiagonalNormal, prior: DiagonalNormal) -> DiagonalNormal:
-        """What the network said, in units of the prior."""
-        return DiagonalNormal(prior.mean + prior.std * said.mean, prior.log_std + said.log_std)
+    def _posterior(self, change: DiagonalNormal, prior: DiagonalNormal) -> DiagonalNormal:
+        """q from the network's output, which is relative to the prior (see the class)."""
+        mean = prior.mean + prior.std * change.mean
+        return DiagonalNormal(mean, prior.log_std + change.log_std)
 
 
 @dataclass(frozen=True)
@@ -230,7 +234,7 @@ class SpatialPrior:
 
     @property
     def mean(self) -> Readout:
-        """Of each part, given the means of those before it."""
+        """The mean of each part, given the means of the parts before it."""
         return self.readout(self.traces, beside=self.beside, sample=False).readout
 
     def sample(self, generator: Noise = None) -> Readout:

@@ -1,5 +1,5 @@
-"""Random streams by name: each draw is a function of (seed, names), never of what ran before it,
-nor of how many processes share a batch."""
+"""Named random streams. Each sample depends only on (seed, names), not on what ran before it or on
+how many processes share a batch."""
 
 import hashlib
 from collections.abc import Callable
@@ -19,16 +19,16 @@ def derive_seed(*names: int | str) -> int:
 
 
 def stream(*names: int | str, device: str | torch.device = "cpu") -> torch.Generator:
-    """A generator of its own for one purpose."""
+    """A separate generator for one purpose, seeded by a path of names."""
     return torch.Generator(device=device).manual_seed(derive_seed(*names))
 
 
 class Share:
     """This process's part of the noise of a batch that several processes share.
 
-    Each draws the noise of the whole batch, from torch's own generator, and keeps that of its own
-    episodes: a run is the same on one device and on many. (A plain class: wrappers of modules take
-    dataclasses apart.)
+    Each process draws the noise of the whole batch from torch's global generator and keeps that of
+    its own episodes, so a run is the same on one device and on many. It is a plain class because
+    module wrappers take dataclasses apart.
     """
 
     def __init__(self, rank: int, world: int) -> None:
@@ -36,7 +36,7 @@ class Share:
 
 
 Noise: TypeAlias = torch.Generator | Share | None
-"""Where random numbers come from: a generator, a share of torch's own, or torch's own."""
+"""The source of random numbers: a generator, a share of torch's global one, or (None) that one."""
 
 
 def uniform(
@@ -71,5 +71,6 @@ def _draw(
 
 
 def as_generator(noise: Noise) -> torch.Generator | None:
-    """For torch's own functions, outside training: no batch is shared there."""
+    """The generator to pass to torch's functions. For use outside training, where no batch is
+    shared between processes."""
     return noise if isinstance(noise, torch.Generator) else None

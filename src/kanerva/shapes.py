@@ -14,8 +14,8 @@ from torch import Tensor
 Episode = Float[Tensor, "B T C H W"]  # pixels on [0, 1]
 Embedding = Float[Tensor, "B T D"]  # E = f_enc(X)
 MemoryMap = Float[Tensor, "B Cm Hm Wm"]  # M = f_mem(E)
-FeatureMaps = Float[Tensor, "B T D Hq Wq"]  # what `kpp` embeds a sample as: quarter-size maps
-KinMaps = Float[Tensor, "B T _ Hq Wq"]  # what a memory tells of an image that it does not hold
+FeatureMaps = Float[Tensor, "B T D Hq Wq"]  # `kpp`'s embedding of a sample: quarter-size maps
+KinMaps = Float[Tensor, "B T _ Hq Wq"]  # what a memory says about an image not in it
 Keys = Float[Tensor, "B T K 3"]  # Y: a point in the prior's space, N(0, 1) a priori
 Points = Float[Tensor, "B T 2"]  # `kpp`: a place (x, y), as a key or squashed to [-1, 1]
 Cells = Int[Tensor, "B T"]  # `kpp`: which cell of the grid
@@ -26,9 +26,9 @@ Traces = Float[Tensor, "B T K Cm h w"]  # M-hat
 Weights = Float[Tensor, "B T K block size"]  # bilinear weights of one axis
 Readout = Float[Tensor, "B T L"]  # Z
 DecoderOutput = Float[Tensor, "B T P H W"]  # P parameters of the likelihood for each pixel
-PerImage = Float[Tensor, "*B T"]  # nats for each image
+PerImage = Float[Tensor, "*B T"]  # nats per image
 PerPixel = Float[Tensor, "B T H W"]
 
 Pixels = UInt8[Tensor, "N C H W"]  # a data set as stored
 Labels = Int[Tensor, "N"]
-Counted = Bool[Tensor, "B T"]  # False where an image only fills up the last episode
+Counted = Bool[Tensor, "B T"]  # False for images that only pad the last episode

@@ -66,7 +66,7 @@ def test_1_a_flipped_bit_of_cifar10_is_noticed(tmp_path: Path):
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
-    with pytest.raises(UserError, match="not a whole archive"):
+    with pytest.raises(UserError, match="not a complete archive"):
         cifar10.load("test", tmp_path)
 
 
@@ -81,7 +81,7 @@ def test_1_a_file_that_claims_to_be_the_published_one_is_compared_with_it(
     with pytest.raises(UserError, match="is not the published file"):
         loading.load("cifar10", "test", tmp_path)
     path.write_bytes(path.read_bytes() + b"more")  # of another size, it makes no such claim
-    with pytest.raises(UserError, match="not a whole archive"):
+    with pytest.raises(UserError, match="not a complete archive"):
         loading.load("cifar10", "test", tmp_path)
 
 

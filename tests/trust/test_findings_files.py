@@ -134,7 +134,7 @@ def test_6_a_short_metrics_file_goes_on_after_its_last_whole_row(
     rows = whole_rows(run)
     assert rows[0] == content.decode().splitlines()[0] and rows[: len(before)] == before
     assert rows[-1].startswith("12,")
-    assert "it goes on after its last whole row" in (run / "log.txt").read_text()
+    assert "it continues after its last complete row" in (run / "log.txt").read_text()
 
 
 def test_6_metrics_are_on_the_disk_before_a_checkpoint_refers_to_them(

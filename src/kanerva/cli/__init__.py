@@ -1,8 +1,8 @@
 """The command line. Each verb is a module here: `make_parser(words)` and `run(options, words)`.
 
-A verb imports torch only when it runs, so help and usage errors are quick. Mistakes get one line.
-Exit codes: 0 done; 2 bad input or environment; 3 numbers went bad, last good checkpoint kept;
-130 and 143 stopped by Ctrl-C and SIGTERM after saving.
+A verb imports torch only when it runs, so help and usage errors are quick. A user's mistake is
+reported in one line. Exit codes: 0 done; 2 bad input or environment; 3 training met non-finite
+numbers, the last good checkpoint is kept; 130 and 143 stopped by Ctrl-C and SIGTERM after saving.
 """
 
 import os
@@ -17,21 +17,21 @@ import kanerva
 from kanerva.cli.options import Parser, describe_argument_error, spell_flag
 from kanerva.errors import NumbersWentBad, UserError, printable, suggest
 
-WAIT = 10.0  # seconds; torchrun ends all processes as soon as one has failed
+WAIT = 10.0  # seconds; torchrun stops all processes as soon as one has failed
 
 VERBS = {
     "train": "train a model, or --resume a run",
-    "evaluate": "the bound, its terms and controls; writes evaluation.json",
-    "generate": "random-key and key-perturbed pictures",
+    "evaluate": "score a run: the bound, its terms and controls; writes evaluation.json",
+    "generate": "sample pictures from random and from perturbed keys",
     "recall": "write images, read them back from noisy or partial cues",
-    "denoise": "clean images by reading: three noises, ten steps, the error of each",
-    "memory": "draw a memory, and what was written where it lies",
+    "denoise": "denoise images by reading: three kinds of noise, the error after each step",
+    "memory": "draw a memory, and the images written at their places",
     "store": "keep images in one file, find them from damaged pieces, forget them",
     "explore": "see a memory live in the browser: write, damage, find, forget, dream",
     "compare": "evaluation records side by side",
-    "reproduce": "one table or figure of the paper, as record and picture",
-    "bench": "images/s, time by part, share of the chip; agreement; time to a bound; latency",
-    "data": "list the data sets, or fetch one",
+    "reproduce": "one table or figure of the paper, as a record and a picture",
+    "bench": "measure speed: images/s, agreement of the forms, time to a bound, latency",
+    "data": "list the data sets, or download one",
 }
 EPILOG = """Tab completion in bash and zsh: put eval "$(kanerva --completion)" into your shell's
 start file, ~/.bashrc or ~/.zshrc."""
@@ -46,7 +46,7 @@ EXTRAS = {  # packages that not every installation has
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one verb; returns the exit code."""
+    """Run one verb and return the exit code."""
     words = [spell_flag(word) for word in (sys.argv[1:] if argv is None else argv)]
     warnings.showwarning = print_warning
     try:
@@ -67,7 +67,7 @@ def main(argv: list[str] | None = None) -> int:
         if error.name not in EXTRAS:
             raise
         return complain(EXTRAS[error.name], 2)
-    except BrokenPipeError:  # the reader of our output has gone
+    except BrokenPipeError:  # nobody reads our output any more, as after `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
@@ -77,7 +77,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def run_verb(words: list[str]) -> int:
-    """Parse the words and run the verb they begin with."""
+    """Parse the command line and run its verb."""
     words = words[1:] if words[:1] == ["--"] else words  # torchrun -m kanerva -- VERB
     words = ["--help"] if words[:1] == ["help"] else words
     if words[:1] in (["--completion"], ["--complete"]):
@@ -94,7 +94,7 @@ def run_verb(words: list[str]) -> int:
         dest="verb", required=False, metavar="VERB", description="kanerva VERB --help says more."
     )
     subparsers = {name: Parser() for name in VERBS}
-    if module is not None:  # only its options are needed
+    if module is not None:  # the other verbs' options are not needed
         subparsers[verb] = module.make_parser(words[1:])
     for name, text in VERBS.items():
         verbs.add_subcommand(name, subparsers[name], help=text).prog = f"kanerva {name}"
@@ -109,7 +109,8 @@ def run_verb(words: list[str]) -> int:
 
 
 def print_completion(words: list[str]) -> int:
-    """What turns completion on in a shell; or, asked by that, what may follow the words."""
+    """With `--completion`, print the script that a shell evaluates. With `--complete WORDS`, which
+    that script calls, print what may follow these words."""
     from kanerva.cli.completion import SCRIPT, complete
 
     turn_on = words[0] == "--completion"
@@ -120,15 +121,15 @@ def print_completion(words: list[str]) -> int:
 def print_warning(
     message: Warning | str, category: type[Warning], filename: str, *_: Any, **__: Any
 ) -> None:
-    """A warning as one line; none that libraries address to each other, nor torch's compiler's."""
+    """Print a warning as one line. Deprecations and warnings of torch's compiler are dropped."""
     internal = issubclass(category, DeprecationWarning | FutureWarning) or "_inductor" in filename
     if not internal:
         print(f"kanerva: {printable(' '.join(str(message).split()))}", file=sys.stderr)
 
 
 def complain(error: object, code: int) -> int:
-    """Print one line on stderr. Under `torchrun` the first process prints it: the others wait, and
-    print only if the first had nothing to say."""
+    """Print one line on stderr. Under `torchrun` rank 0 prints at once. The others wait first; by
+    then torchrun has usually stopped them, so the line appears once."""
     if os.environ.get("LOCAL_RANK", "0") != "0":
         time.sleep(WAIT)
     print(f"kanerva: {printable(' '.join(str(error).split()))[:500]}", file=sys.stderr)
@@ -139,7 +140,7 @@ def entry() -> None:
     """The console script."""
     code = main()
     if os.environ.get("WORLD_SIZE", "1") != "1":
-        # All is written. Taking a group of processes apart may abort, or wait for one that is gone.
+        # All is written. Shutting down a process group may abort, or wait for one that is gone.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

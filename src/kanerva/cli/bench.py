@@ -1,4 +1,4 @@
-"""`kanerva bench`: how fast, as a table, a record and a picture."""
+"""`kanerva bench`: measure speed; print a table, and save a record and a picture."""
 
 import os
 import sys
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 Measurement = Literal["throughput", "agreement", "quality", "latency"]
 Options = dict[str, Any]
 Row = dict[str, Any]  # of a record
-STEPS = {"cuda": 30, "cpu": 3}  # of a window
+STEPS = {"cuda": 30, "cpu": 3}  # timed steps
 PRECISION = {"cuda": "bf16-mixed", "cpu": "32-true"}
-SWEPT = {  # options of several values, and what one of the models must have for them
+SWEPT = {  # flags that take several values, and the option that one of the models must have
     "episode_length": None,
     "size": "memory.size",
     "capacity": "memory.capacity",
@@ -40,40 +40,46 @@ SWEPT = {  # options of several values, and what one of the models must have for
 
 def make_parser(words: list[str]) -> Parser:
     parser = Parser(
-        "Measure speed. throughput: images/s, time by part, share of the chip's matrix rate. "
-        "agreement: whether eager, compiled and captured steps compute the same. quality: seconds "
-        "until a bound. latency: one call of each verb of a shipped model. Options with several "
-        "values take them joined by commas, and every combination is measured."
+        "Measure speed. throughput: images/s, time of each part, fraction of the chip's peak "
+        "matrix rate. agreement: whether eager, compiled and captured steps compute the same. "
+        "quality: seconds until the validation bound reaches a value. latency: one call of each "
+        "method of a shipped model. Several values are joined by commas, and every combination is "
+        "measured."
     )
     parser.add_option("what", type=Measurement, nargs="?", default="throughput")
-    parser.add_option("--preset", type=str, default="mnist", help="one or several")
-    parser.add_option("--model", type=str, default="kpp", help="one or several")
-    parser.add_option("--execution", type=str | None, help="one or several (all that run here)")
-    parser.add_option("--episode-length", type=str | None, help="T: one or several")
-    parser.add_option("--images", type=int | None, help="images a step, whatever T")
-    parser.add_option("--size", type=str | None, help="side of the memory: one or several")
-    rows = "of km, dkm, dnc: one or several; maps get as many floats"
+    parser.add_option("--preset", type=str, default="mnist", help="one or several presets")
+    parser.add_option("--model", type=str, default="kpp", help="one or several models")
+    execution = "one or several forms of a step; default: all that run on this machine"
+    parser.add_option("--execution", type=str | None, help=execution)
+    parser.add_option("--episode-length", type=str | None, help="T, one or several values")
+    parser.add_option("--images", type=int | None, help="images per step, for every T")
+    parser.add_option("--size", type=str | None, help="side of the memory, one or several values")
+    rows = "rows of km, dkm and dnc, one or several values; other models get as many floats"
     parser.add_option("--rows", type=str | None, help=rows)
-    parser.add_option("--capacity", type=str | None, help="cells of a memory (kpp)")
-    parser.add_option("--precision", type=str | None, help="one or several (GPU: bf16-mixed)")
-    parser.add_option("--steps", type=int | None, help="steps, calls of a window, or to compare")
-    parser.add_option("--held", type=str, default="32,1024", help="latency: one or several")
-    parser.add_option("--until", type=float | None, help="quality: nats to reach (the paper's)")
-    parser.add_option("--every", type=int, default=100, help="quality: steps between scores")
-    parser.add_option("--note", type=str, default="", help="quality: a note beside the figure")
-    parser.add_option("--results", type=str | None, help="file the record in this folder")
-    parser.add_option("--name", type=str | None, help="of the record (WHAT-PRESET)")
+    parser.add_option("--capacity", type=str | None, help="kpp: cells of the memory")
+    precision = "one or several; default: 32-true, on a GPU bf16-mixed"
+    parser.add_option("--precision", type=str | None, help=precision)
+    steps = "steps to time (throughput), compare (agreement) or train (quality); calls (latency)"
+    parser.add_option("--steps", type=int | None, help=steps)
+    held = "latency: images in memory, one or several values"
+    parser.add_option("--held", type=str, default="32,1024", help=held)
+    until = "quality: nats to reach; default: the paper's"
+    parser.add_option("--until", type=float | None, help=until)
+    parser.add_option("--every", type=int, default=100, help="quality: steps between validations")
+    parser.add_option("--note", type=str, default="", help="quality: a note for the record")
+    parser.add_option("--results", type=str | None, help="save the record in this folder")
+    parser.add_option("--name", type=str | None, help="name of the record; default: WHAT-PRESET")
     parser.add_device_options()
     return parser
 
 
 def run(options: Options, words: list[str]) -> int:
-    """Measure, print a table, file a record."""
+    """Measure, print a table, save a record."""
     require_at_least(options, 1, "images", "steps", "every")
     what = options["what"]
     if os.environ.get("WORLD_SIZE", "1") != "1":
         raise UserError("bench measures one process: start it without torchrun")
-    for config in make_configs(options, "cpu"):  # finds mistakes before torch is loaded
+    for config in make_configs(options, "cpu"):  # find mistakes before torch is loaded
         if what == "quality":
             bound_to_reach(options, config.preset)
     import torch
@@ -167,7 +173,7 @@ def measure_quality(options: Options, device: "torch.device", config: RunConfig)
 
 
 def bound_to_reach(options: Options, preset_name: str) -> float:
-    """`--until`, or what the paper reports for its model, where it does so in nats."""
+    """`--until`, else the paper's figure for its model, if that is in nats."""
     from kanerva.lab.paper_figures import BITS_PER_DIM, KANERVA_PP
 
     if options["until"] is not None:
@@ -178,7 +184,7 @@ def bound_to_reach(options: Options, preset_name: str) -> float:
 
 
 def measure_latency(options: Options, device: "torch.device", config: RunConfig) -> list[Row]:
-    """With 32 images held and with 1,024, or `--held`."""
+    """Measure latency with each number of images in memory that `--held` lists."""
     import torch
 
     from kanerva.data.splits import fixed_episodes, load_split
@@ -210,14 +216,14 @@ MEASURES = {
 
 
 def make_configs(options: Options, device: str) -> list[RunConfig]:
-    """Every combination of what was asked for, each once."""
+    """Every combination of the option values, without duplicates."""
     models = options["model"].split(",")
     for option, name in SWEPT.items():
-        known = [name in option_names(model_config(model)) for model in models]
-        if name and options[option] is not None and not any(known):
+        used = [name in option_names(model_config(model)) for model in models]
+        if name and options[option] is not None and not any(used):
             raise UserError(f"--{option}: {', '.join(models)} has no {name}")
     precisions = (options["precision"] or PRECISION[device]).split(",")
-    found: list[RunConfig] = []
+    configs: list[RunConfig] = []
     for name, model, precision, length, size, capacity, rows in product(
         options["preset"].split(","),
         models,
@@ -242,18 +248,18 @@ def make_configs(options: Options, device: str) -> list[RunConfig]:
             episode_length=length,
             precision=precision,
         )
-        found += [config] if config not in found else []
-    return found
+        configs += [config] if config not in configs else []
+    return configs
 
 
 def equal_side(config: RunConfig, rows: int) -> int | None:
-    """The side of a map with as many floats as so many rows of the rivals' width."""
+    """The side of a map with as many floats as `rows` rows of the baselines' width."""
     memory = getattr(config.model, "memory", None)
     return None if memory is None else round((rows * RowsConfig.width / memory.channels) ** 0.5)
 
 
 def parse_numbers(options: Options, name: str) -> list[int | None]:
-    """The whole numbers of an option; one None if it was not given."""
+    """Parse an option's comma-separated integers; [None] if it was not given."""
     text = options[name]
     if text is None:
         return [None]
@@ -265,8 +271,8 @@ def parse_numbers(options: Options, name: str) -> list[int | None]:
 
 
 def choose_forms(options: Options, device: "torch.device") -> "list[Form]":
-    """The forms asked for, or all that run here. Eager comes first: the others are compared to
-    it."""
+    """The forms in `--execution`, or all that run on this machine. Eager comes first: the others
+    are compared to it."""
     from kanerva.training.step import form_of
 
     if options["execution"] is not None:
@@ -275,7 +281,7 @@ def choose_forms(options: Options, device: "torch.device") -> "list[Form]":
 
 
 def report_progress(config: RunConfig, forms: "list[Form]") -> None:
-    """A line on stderr while a long measurement runs."""
+    """Print a line on stderr before a long measurement."""
     model: Any = config.model
     sizes = {"side": ("memory", "size"), "rows": ("rows", "count")}
     has = {label: getattr(getattr(model, g, None), o, None) for label, (g, o) in sizes.items()}

@@ -6,7 +6,7 @@ from kanerva.cli.options import Parser, find_run
 
 
 def make_parser(words: list[str]) -> Parser:
-    parser = Parser("Evaluation records side by side.")
+    parser = Parser("Print evaluation records side by side.")
     parser.add_option(
         "runs",
         type=str,
@@ -16,7 +16,7 @@ def make_parser(words: list[str]) -> Parser:
     parser.add_argument(
         "--over-seeds",
         action="store_true",
-        help="mean and deviation over runs that differ by seed alone",
+        help="mean and standard deviation over runs that differ only in their seed",
     )
     return parser
 

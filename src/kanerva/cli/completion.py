@@ -1,7 +1,7 @@
-"""Words that a shell may complete a command to: `eval "$(kanerva --completion)"` turns it on.
+"""Tab completion for shells. `eval "$(kanerva --completion)"` turns it on.
 
-The shell's function passes what was typed to `kanerva --complete`, which prints one word a line;
-where there is none, the shell offers files.
+The shell function passes the typed words to `kanerva --complete`, which prints one candidate per
+line. If there is none, the shell offers files.
 """
 
 from argparse import Action, ArgumentError
@@ -21,29 +21,30 @@ _kanerva() {
 }
 complete -o default -F _kanerva kanerva
 """  # noqa: E501
-NAMES = {"--model": [*MODEL_CONFIGS], "--preset": [*DATASETS]}  # whose type is any word
-NAMED = ("train", "bench")  # verbs in which those flags mean that
+NAMES = {"--model": [*MODEL_CONFIGS], "--preset": [*DATASETS]}  # flags whose type is any string
+NAMED = ("train", "bench")  # verbs in which these flags take these names
 
 
 def complete(verbs: Mapping[str, str], words: list[str]) -> list[str]:
-    """What the last of the words, still being typed, may become."""
+    """Candidates for the last word, which is still being typed."""
     *before, typed = words or [""]
     if not before:
-        found = [*verbs, "--help", "--version"]
+        candidates = [*verbs, "--help", "--version"]
     elif before[0] not in verbs:
-        found = []
+        candidates = []
     else:
-        found = follow(before[0], before[1:], typed)
-    return [word for word in found if word.startswith(typed)]
+        candidates = follow(before[0], before[1:], typed)
+    return [word for word in candidates if word.startswith(typed)]
 
 
 def follow(verb: str, before: list[str], typed: str) -> list[str]:
-    """Words that may follow those before: values of the last flag, flags, or what comes first."""
+    """Words that may follow those `before`: values of the last flag, flags, or values of the first
+    positional."""
     last = before[-1] if before else ""
-    whole = before[:-1] if last.startswith("-") else before  # its value may be what is being typed
+    parsed = before[:-1] if last.startswith("-") else before  # a last flag may lack its value yet
     try:
         module = import_module(f"kanerva.cli.{verb}")
-        parser: Parser = module.make_parser(["--help", *whole])  # --help: no preset is needed
+        parser: Parser = module.make_parser(["--help", *parsed])  # with --help no preset is needed
     except (UserError, ArgumentError):
         return []
     for action in parser._actions:
@@ -56,5 +57,5 @@ def follow(verb: str, before: list[str], typed: str) -> list[str]:
 
 
 def choices_of(action: Action) -> list[str]:
-    """The values that an option's type names."""
+    """The values of an option whose type lists them."""
     return [*list_choices(action.type.hint)] if isinstance(action.type, Converter) else []

@@ -1,4 +1,4 @@
-"""`kanerva data`: which data sets there are, and how to get them."""
+"""`kanerva data`: list the data sets, and download them."""
 
 from typing import Any, Literal
 
@@ -17,7 +17,7 @@ def make_parser(words: list[str]) -> Parser:
 def run(options: dict[str, Any], words: list[str]) -> int:
     """List the data sets, or download one."""
     if options["action"] == "fetch" and options["name"] is None:
-        raise UserError("say which: kanerva data fetch NAME (see `kanerva data list`)")
+        raise UserError("name a data set: kanerva data fetch NAME (see `kanerva data list`)")
     from kanerva import data
 
     root = get_data_root(options)

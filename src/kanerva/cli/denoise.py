@@ -1,4 +1,4 @@
-"""`kanerva denoise`: write clean images, read them back from cues with each of three noises."""
+"""`kanerva denoise`: write clean images, read them back from cues with three kinds of noise."""
 
 from typing import Any
 
@@ -13,13 +13,13 @@ from kanerva.cli.options import Parser, require_at_least
 
 
 def make_parser(words: list[str]) -> Parser:
-    parser = make_picture_parser("denoise", "Write clean images, then clean noisy ones by reading.")
-    parser.add_option("--steps", type=int, default=10, help="of iterative reading")
+    parser = make_picture_parser("denoise", "Write clean images, then denoise cues by reading.")
+    parser.add_option("--steps", type=int, default=10, help="steps of iterative reading")
     return parser
 
 
 def run(options: dict[str, Any], words: list[str]) -> int:
-    """Draw what is read from each noise, and print its error at every step."""
+    """Draw what is read for each kind of noise, and print its error at every step."""
     require_at_least(options, 1, "steps")
     from kanerva.evaluation.noise import NOISES
     from kanerva.pictures import sheet

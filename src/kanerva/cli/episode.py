@@ -1,4 +1,4 @@
-"""What the verbs that draw pictures share: options, the images of one episode, saving a picture."""
+"""Shared by the verbs that draw pictures: options, the images of one episode, saving a picture."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -28,22 +28,22 @@ def make_picture_parser(verb: str, description: str) -> Parser:
     parser.add_option(
         "run",
         type=str,
-        help="run folder, checkpoint folder or Hub id; or a shipped model's name, then RUN is "
-        + SHIPPED_RUN,
+        help="run folder, checkpoint folder or Hub id; or a shipped model's name, whose output "
+        f"goes to {SHIPPED_RUN}",
     )
     parser.add_option(
-        "images", type=str, nargs="*", default=[], help="files or folders to write to memory"
+        "images", type=str, nargs="*", default=[], help="image files or folders to write to memory"
     )
     parser.add_argument("--resize", action="store_true", help="crop and resize images to fit")
-    parser.add_option("--out", type=str | None, help=f"PNG to write (RUN/{verb}.png)")
-    parser.add_option("--seed", type=int, default=0, help="of noise and samples")
+    parser.add_option("--out", type=str | None, help=f"PNG to write; default: RUN/{verb}.png")
+    parser.add_option("--seed", type=int, default=0, help="seed of noise and samples")
     parser.add_device_options()
     return parser
 
 
 def load_model_and_images(options: dict[str, Any]) -> "tuple[MemoryModel, Tensor]":
-    """The model, and the images to write: the files named, else the first test episode of the
-    run's own data."""
+    """Load the model and the images to write: the given files, else the first test episode of the
+    run's data."""
     from kanerva import data
     from kanerva.models.loading import load
     from kanerva.models.pixels import prepare
@@ -52,23 +52,23 @@ def load_model_and_images(options: dict[str, Any]) -> "tuple[MemoryModel, Tensor
     if not options["images"]:
         run = find_run(options["run"])
         if not (run / "config.yaml").is_file():
-            raise UserError(f"{run} is no run folder with data of its own: name image files")
+            raise UserError(f"{run} is not a run folder, so it has no data: name image files")
         episodes = load_test_episodes(run, model, get_data_root(options))
         return model, episodes.batch(0, 1).images[0]
     paths = [Path(path) for path in options["images"]]
-    # By a threshold: a file that is asked for later has to be the image that was written
+    # `prepare` binarizes by a threshold, so that a file gives the same image each time it is read
     images = prepare(data.load_images(paths, model.config.image, resize=options["resize"]), model)
     return with_room(model, len(images)), images
 
 
 def with_room(model: "MemoryModel", count: int) -> "MemoryModel":
-    """The model, with cells for so many images."""
+    """Return the model with enough cells for `count` images."""
     full = model.has_blocks and count > cast("Kpp", model).capacity
     return model.with_capacity(count) if full else model
 
 
 def load_test_episodes(run: Path, model: "MemoryModel", root: Path | None) -> "FixedEpisodes":
-    """The test episodes of a run's own data."""
+    """The test episodes of a run's data."""
     from kanerva.data.splits import fixed_episodes, load_split
     from kanerva.runs import read_run_config
 
@@ -77,7 +77,7 @@ def load_test_episodes(run: Path, model: "MemoryModel", root: Path | None) -> "F
 
 
 def write_memory(model: "MemoryModel", images: "Tensor", options: dict[str, Any]) -> "Memory":
-    """The images in a memory, by `--seed`."""
+    """Write the images to a memory, with the noise of `--seed`."""
     from kanerva.seeding import stream
 
     return model.write(images, generator=stream(options["seed"], "write", device=model.device))
@@ -86,8 +86,8 @@ def write_memory(model: "MemoryModel", images: "Tensor", options: dict[str, Any]
 def read_back(
     model: "MemoryModel", memory: "Memory", images: "Tensor", name: str, options: dict[str, Any]
 ) -> "tuple[list[tuple[str, Tensor]], list[float]]":
-    """Images read from cues of that name: the cue and the first and last step, labelled; and the
-    mean squared pixel errors of the cue and of every step."""
+    """Read images back from cues of the kind `name`. Return labelled pictures (cue, first and last
+    step), and the mean squared pixel errors of the cue and of every step."""
     from kanerva.evaluation.noise import make_cue, observed
     from kanerva.seeding import stream
 
@@ -100,7 +100,7 @@ def read_back(
 
 
 def save_picture(picture: "Image.Image", options: dict[str, Any], name: str) -> None:
-    """Save where `--out` says, else into the run folder (here, for a Hub id); print the path."""
+    """Save to `--out`, else to the run folder, or for a Hub id to this folder. Print the path."""
     from kanerva.errors import printable
     from kanerva.models.loading import shipped_folder
     from kanerva.pictures import write_picture

@@ -1,4 +1,4 @@
-"""`kanerva evaluate`: a run's figures as a record, and a picture of its reconstructions."""
+"""`kanerva evaluate`: score a run; save a record, and a picture of its reconstructions."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,7 +16,7 @@ from kanerva.cli.options import (
 if TYPE_CHECKING:
     from kanerva.models.base import MemoryModel
 
-# kanerva.memory.quantise has these too, and imports torch
+# The same names as in kanerva.memory.quantise, which imports torch
 MemoryDtype = Literal["float32", "bfloat16", "int8", "int4"]
 TRAINING = (  # what a record says about training
     "checkpoint",
@@ -32,20 +32,25 @@ TRAINING = (  # what a record says about training
 def make_parser(words: list[str]) -> Parser:
     parser = Parser("Score a run's best checkpoint; writes RUN/evaluation.json.")
     parser.add_option(
-        "run", type=str, help="run folder; or a shipped model's name, then RUN is " + SHIPPED_RUN
+        "run",
+        type=str,
+        help=f"run folder; or a shipped model's name, whose output goes to {SHIPPED_RUN}",
     )
     parser.add_option("--split", type=Literal["validation", "test"], default="test")
-    parser.add_option("--episodes", type=int | None, help="score only the first so many")
-    parser.add_option("--iwae", type=int, default=0, help="also the bound of so many samples")
-    parser.add_option("--controls", type=int, default=1024, help="images scored by each control")
-    parser.add_option("--results", type=str | None, help="also file the record under this folder")
+    parser.add_option("--episodes", type=int | None, help="score only this many episodes")
+    iwae = "also compute the importance-weighted bound with this many samples"
+    parser.add_option("--iwae", type=int, default=0, help=iwae)
+    parser.add_option("--controls", type=int, default=1024, help="images to score per control")
+    parser.add_option("--results", type=str | None, help="also save the record under this folder")
     parser.add_option("--variant", type=str | None, help="a name for this configuration")
-    parser.add_option("--memory-dtype", type=MemoryDtype, default="float32", help="round memories")
-    parser.add_option("--bits", type=int | None, help="kpp-bits: shrink memories to so many bits")
-    resized = "kpp: score the same weights in a memory of another size, "
-    parser.add_option("--episode-length", type=int | None, help=resized + "of so many images")
-    parser.add_option("--capacity", type=int | None, help=resized + "of so many cells")
-    parser.add_option("--size", type=int | None, help=resized + "of this side")
+    parser.add_option(
+        "--memory-dtype", type=MemoryDtype, default="float32", help="quantise memories"
+    )
+    parser.add_option("--bits", type=int | None, help="kpp-bits: shrink memories to this many bits")
+    resized = "kpp: score the same weights with a memory of another size: "
+    parser.add_option("--episode-length", type=int | None, help=resized + "images per episode")
+    parser.add_option("--capacity", type=int | None, help=resized + "number of cells")
+    parser.add_option("--size", type=int | None, help=resized + "side of the map")
     parser.add_device_options()
     return parser
 
@@ -89,7 +94,7 @@ def run(options: dict[str, Any], words: list[str]) -> int:
 
 
 def shipped_training(name: str) -> dict[str, Any]:
-    """How a shipped model was trained, from the record it ships with: its run does not."""
+    """How a shipped model was trained, from the record shipped with it: its run is not."""
     from kanerva.evaluation.records import read_record
     from kanerva.models.loading import shipped_folder
 
@@ -101,7 +106,7 @@ def shipped_training(name: str) -> dict[str, Any]:
 def draw_reconstructions(
     run: Path, output: Path, model: "MemoryModel", data_root: Path | None
 ) -> Path:
-    """Test images, each row above its reconstructions (App. D), as a picture in `output`."""
+    """Draw rows of test images, each above its reconstructions (App. D), to a file in `output`."""
     import torch
 
     from kanerva.cli.episode import load_test_episodes
@@ -109,10 +114,10 @@ def draw_reconstructions(
 
     episodes = load_test_episodes(run, model, data_root)
     images = episodes.batch(0, -(-32 // episodes.episode_length)).images
-    drawn = model.reconstruct(images).flatten(0, 1)[:32]
-    pairs = zip(images.flatten(0, 1)[:32].split(16), drawn.split(16), strict=True)
+    rebuilt = model.reconstruct(images).flatten(0, 1)[:32]
+    pairs = zip(images.flatten(0, 1)[:32].split(16), rebuilt.split(16), strict=True)
     rows = torch.cat([row for pair in pairs for row in pair])
     label = f"test images, and below each row the same {model.reconstructed}"
     path = output / "reconstructions.png"
-    write_picture(sheet([(label, rows)], columns=min(len(drawn), 16)), path)
+    write_picture(sheet([(label, rows)], columns=min(len(rebuilt), 16)), path)
     return path

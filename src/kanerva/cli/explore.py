@@ -1,4 +1,4 @@
-"""`kanerva explore`: a memory in the browser, on this machine alone."""
+"""`kanerva explore`: a memory in the browser, served from this machine."""
 
 from typing import Any
 
@@ -13,12 +13,12 @@ def make_parser(words: list[str]) -> Parser:
         type=str | None,
         nargs="?",
         default=None,
-        help="a shipped model's name, a run folder, or a store's file; mnist where that set is "
-        "on this machine, else glyphs",
+        help="a shipped model's name, a run folder, or a store's file; default: mnist if its data "
+        "is on this machine, else glyphs",
     )
     parser.add_option("--host", type=str, default="127.0.0.1", help="address to listen on")
-    parser.add_option("--port", type=int, default=7410, help="0: any that is free")
-    parser.add_argument("--no-open", action="store_true", help="print the address, open nothing")
+    parser.add_option("--port", type=int, default=7410, help="port to listen on; 0: any free one")
+    parser.add_argument("--no-open", action="store_true", help="do not open a browser")
     parser.add_option("--data-root", type=str | None, help="folder of the data sets")
     return parser
 

@@ -9,15 +9,16 @@ from kanerva.cli.options import Parser, require_at_least
 def make_parser(words: list[str]) -> Parser:
     parser = make_picture_parser("generate", "Random-key and key-perturbed samples from a memory.")
     parser.add_option("--num", type=int, default=32, help="samples of each kind")
-    parser.add_option("--spread", type=float, default=0.1, help="of perturbed keys (§4.1.1)")
+    spread = "standard deviation of the noise on perturbed keys (§4.1.1)"
+    parser.add_option("--spread", type=float, default=0.1, help=spread)
     parser.add_argument(
-        "--sample-pixels", action="store_true", help="draw pixels instead of showing their mean"
+        "--sample-pixels", action="store_true", help="sample pixels instead of showing their mean"
     )
     return parser
 
 
 def run(options: dict[str, Any], words: list[str]) -> int:
-    """Random-key and key-perturbed samples from one episode's memory."""
+    """Draw random-key and key-perturbed samples from one episode's memory."""
     require_at_least(options, 1, "num")
     require_at_least(options, 0, "spread")
     import torch
@@ -48,6 +49,6 @@ def run(options: dict[str, Any], words: list[str]) -> int:
         parts.append((f"keys around one, standard deviation {spread:g}", made))
     save_picture(sheet(parts, columns=16), options, "generate.png")
     if model.replays:
-        print("this model replays: random keys give back what is held, or an unwritten image; for")
-        print("new images like those train with --variant generate")
+        print("this model replays: random keys return a stored image, or one that was not written.")
+        print("For new images like the stored ones, train with --variant generate")
     return 0

@@ -1,4 +1,4 @@
-"""`kanerva memory`: draw a memory, and each image written where its block lies."""
+"""`kanerva memory`: draw a memory, and each written image at the place of its block."""
 
 from typing import Any, cast
 
@@ -13,9 +13,9 @@ from kanerva.errors import UserError
 
 
 def make_parser(words: list[str]) -> Parser:
-    description = "Draw a memory: its map, and what was written where it lies."
+    description = "Draw a memory: its map, and the images written at their places."
     parser = make_picture_parser("memory", description)
-    parser.add_option("--free", type=list[int], default=[], help="free these first: 3, or 3,4")
+    parser.add_option("--free", type=list[int], default=[], help="handles to free first: 3, or 3,4")
     return parser
 
 

@@ -15,11 +15,11 @@ from kanerva.errors import UserError, suggest
 from kanerva.plain_files import parse_yaml
 
 Device = Literal["auto", "cpu", "cuda"]
-SHIPPED_RUN = "runs/pretrained/NAME"  # where output of a shipped model goes: it has no run folder
+SHIPPED_RUN = "runs/pretrained/NAME"  # output of a shipped model: it has no run folder
 
 
 class Parser(ArgumentParser):
-    """jsonargparse's parser. A mistake is a `UserError` that names the flag."""
+    """jsonargparse's parser. Mistakes raise a `UserError` that names the flag."""
 
     def __init__(self, description: str | None = None, prog: str | None = None) -> None:
         super().__init__(
@@ -27,16 +27,16 @@ class Parser(ArgumentParser):
         )
 
     def add_option(self, *names: str, type: Any, **settings: Any) -> None:
-        """A flag or a positional whose value has a type."""
+        """Add a flag or a positional argument with a type."""
         add_option(self, *names, type=type, **settings)
 
     def add_device_options(self) -> None:
-        """Options of every verb that runs a model."""
+        """Add the options of every verb that runs a model."""
         self.add_option("--data-root", type=str | None, help="folder of the data sets")
-        self.add_option("--device", type=Device, default="auto", help="auto: a GPU if any")
+        self.add_option("--device", type=Device, default="auto", help="auto: a GPU if there is one")
 
     def check_flags(self, words: list[str]) -> None:
-        """Refuse flags that this parser does not have, and a value that argparse drops."""
+        """Refuse unknown flags, and the value `--`, which argparse drops."""
         for word in words:
             flag, _, value = word.partition("=")
             if flag.startswith("--") and flag != "--" and flag not in self.flags:
@@ -45,8 +45,8 @@ class Parser(ArgumentParser):
                 raise UserError(f"{flag} needs a value, got '--'")
 
     def words_first(self, words: list[str]) -> list[str]:
-        """The same command with flags after its other words, of which there may be many: argparse
-        takes those of a list in one place only."""
+        """Move flags behind the positional words: argparse accepts a list of positionals in one
+        place only."""
         switches = {f for a in self._actions if a.nargs == 0 for f in a.option_strings}
         plain, flagged, rest = list[str](), list[str](), iter(words)
         for word in rest:
@@ -78,7 +78,7 @@ def add_option(section: Any, *names: str, type: Any, **settings: Any) -> None:
 
 
 def describe_argument_error(error: object, message: str) -> str:
-    """The flag, then what is wrong with it."""
+    """Format an error as the flag, then what is wrong with it."""
     if isinstance(error, ArgumentError) and error.argument_name is not None:
         return f"{error.argument_name}: {error.message}"
     start, required, names = message.partition("required: ")
@@ -86,14 +86,14 @@ def describe_argument_error(error: object, message: str) -> str:
 
 
 def spell_flag(word: str) -> str:
-    """`--episode_length=8` as `--episode-length=8`; other words stay as they are."""
+    """Spell `--episode_length=8` as `--episode-length=8`; leave other words unchanged."""
     flag, equals, value = word.partition("=")
     return flag.replace("_", "-") + equals + value if word.startswith("--") else word
 
 
 @dataclass(frozen=True)
 class Converter:
-    """From a word of the command line to a value of a type."""
+    """Converts a word of the command line to a value of a type."""
 
     hint: Any
 
@@ -108,22 +108,22 @@ class Converter:
 
 
 def parse_word(word: Any, hint: Any) -> Any:
-    """A word as YAML, unless the type is of strings; null stands for None where that is allowed."""
+    """Parse a word as YAML, unless its type is a string. `null` is None if the type allows None."""
     kinds = get_args(hint) if NoneType in get_args(hint) else (hint,)
     if not isinstance(word, str) or (word == "null" and NoneType in kinds):
         return None if word == "null" else word
     if str in kinds or get_origin(hint) is Literal:
         return word
     if get_origin(hint) in (list, tuple) and not word.startswith(("[", "-")):
-        word = f"[{word}]"  # 3, and 3,4: some shells take brackets for a pattern
+        word = f"[{word}]"  # accept 3 and 3,4: some shells treat brackets as a pattern
     try:
         return parse_yaml(word)
-    except Exception:  # of every kind: no YAML, so a word
+    except Exception:  # of any kind: not YAML, so a plain word
         return word
 
 
 def type_name(hint: Any) -> str:
-    """For help: `int`, `int or null`."""
+    """A type's name in help texts: `int`, `int or null`."""
     if NoneType in get_args(hint):
         return " or ".join(type_name(kind) for kind in get_args(hint))
     if get_origin(hint) is Literal:
@@ -132,13 +132,13 @@ def type_name(hint: Any) -> str:
 
 
 def choose_metavar(hint: Any) -> str | None:
-    """Choices are shown beside a flag."""
+    """The choices to show beside a flag in help texts, if its type lists any."""
     choices = list_choices(hint) if NoneType not in get_args(hint) else ()
     return f"{{{','.join(choices)}}}" if choices else None
 
 
 def list_choices(hint: Any) -> tuple[str, ...]:
-    """The words that a type admits, where it names them."""
+    """The words that a type allows, if it lists them."""
     kind = next((kind for kind in get_args(hint) if get_origin(kind) is Literal), hint)
     choices = get_args(kind) if get_origin(kind) is Literal else ()
     return ("true", "false") if kind is bool else choices
@@ -148,7 +148,7 @@ def list_choices(hint: Any) -> tuple[str, ...]:
 
 
 def require_at_least(options: dict[str, Any], least: int, *names: str) -> None:
-    """Refuse numbers below a limit, naming the flag."""
+    """Refuse numbers below `least`; the error names the flag."""
     for name in names:
         if options[name] is not None and options[name] < least:
             flag = spell_flag(f"--{name}")
@@ -166,21 +166,21 @@ def choose_device(options: dict[str, Any]) -> str:
 
     name = options["device"]
     if name == "cuda" and not torch.cuda.is_available():
-        raise UserError("--device cuda: this machine shows no CUDA device; use --device cpu")
+        raise UserError("--device cuda: this machine has no CUDA device; use --device cpu")
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     return name
 
 
 def find_run(name: str) -> Path:
-    """The folder of config and weights: of a shipped model by its name, else the run itself."""
+    """The folder with config and weights: a shipped model's if `name` is one, else the run's."""
     from kanerva.models.loading import shipped_folder
 
     return shipped_folder(name) or Path(name)
 
 
 def output_folder(name: str) -> Path:
-    """Where records and pictures of a model go: into its run folder, or that of a shipped model."""
+    """The folder for a model's records and pictures: its run folder, or SHIPPED_RUN."""
     from kanerva.models.loading import shipped_folder
 
     return Path(name if shipped_folder(name) is None else SHIPPED_RUN.replace("NAME", name))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from kanerva.memory.heap import Memory
     from kanerva.models.kpp import Kpp
 
-FEW = 8  # cues, each of which gets a line
+FEW = 8  # up to this many cues, print a line for each
 Cue = Literal[  # the keys of kanerva.evaluation.noise.CUES, which imports torch
     "salt_pepper", "speckle", "poisson", "lower_half_hidden", "clean"
 ]
@@ -25,9 +25,9 @@ Cue = Literal[  # the keys of kanerva.evaluation.noise.CUES, which imports torch
 
 def make_parser(words: list[str]) -> Parser:
     parser = make_picture_parser("recall", "Write images, then read them back from damaged cues.")
-    parser.add_option("--cue", type=Cue, default="salt_pepper")
-    parser.add_option("--steps", type=int, default=10, help="of iterative reading")
-    parser.add_option("--save-memory", type=str | None, help="keep the memory in this file")
+    parser.add_option("--cue", type=Cue, default="salt_pepper", help="how cues are damaged")
+    parser.add_option("--steps", type=int, default=10, help="steps of iterative reading")
+    parser.add_option("--save-memory", type=str | None, help="save the memory to this file")
     parser.add_option("--memory", type=str | None, help="read from this saved memory instead")
     return parser
 
@@ -42,7 +42,7 @@ def run(options: dict[str, Any], words: list[str]) -> int:
     if options["memory"]:
         empty = model.empty() if model.has_code else None
         memory = Memory.load(options["memory"], empty).to(model.device)
-        if model.has_blocks and memory.owners is not None:  # a memory of more files than most
+        if model.has_blocks and memory.owners is not None:  # it may have more cells than the model
             model = model.with_capacity(memory.capacity)
     else:
         memory = write_memory(model, images, options)
@@ -52,15 +52,15 @@ def run(options: dict[str, Any], words: list[str]) -> int:
     answers, held = [], [True] * len(images)
     if model.has_blocks:
         shown, answers, held = answer(cast("Kpp", model), memory, images, options, shown)
-    asked = "asked for" if options["memory"] else "written"
-    save_picture(sheet([(asked, images), *shown], min(len(images), 16)), options, "recall.png")
+    origin = "asked for" if options["memory"] else "written"
+    save_picture(sheet([(origin, images), *shown], min(len(images), 16)), options, "recall.png")
     for line in answers:
         print(line)
-    if any(held):  # of the others nothing is drawn
+    if any(held):  # the others are left blank
         names = ["cue", *(f"step {step}" for step in sorted({1, options["steps"]}))]
         errors = [float((picture - images)[held].square().mean()) for _, picture in shown]
-        said = ", ".join(f"{name} {e:.4f}" for name, e in zip(names, errors, strict=True))
-        print(f"mean squared pixel error against what was {asked}: {said}")
+        listed = ", ".join(f"{name} {e:.4f}" for name, e in zip(names, errors, strict=True))
+        print(f"mean squared pixel error against what was {origin}: {listed}")
     return 0
 
 
@@ -71,8 +71,8 @@ def answer(
     options: dict[str, Any],
     shown: "list[tuple[str, Tensor]]",
 ) -> "tuple[list[tuple[str, Tensor]], list[str], list[bool]]":
-    """The same pictures, blank where a cue is not held; what each cue shows, how surely; and which
-    are held."""
+    """Search the memory for each cue. Return the pictures, blank for cues that are not held; lines
+    that name what each cue shows, with probabilities; and which cues are held."""
     import torch
 
     from kanerva.evaluation.noise import observed
@@ -83,10 +83,10 @@ def answer(
     absent = [hits.none > 0.5 for hits in found]
     lines = []
     for number, hits in enumerate(found if len(found) <= FEW else []):
-        says = f"not held (probability {hits.none:.3f})"
+        result = f"not held (probability {hits.none:.3f})"
         if not absent[number]:
-            says = f"handle {hits[0].id} (probability {hits[0].probability:.3f})"
-        lines.append(f"cue {number}: {says}")
+            result = f"handle {hits[0].id} (probability {hits[0].probability:.3f})"
+        lines.append(f"cue {number}: {result}")
     lines.append(f"{len(cue) - sum(absent)} of {len(cue)} cues found, {sum(absent)} not held")
     blank = torch.tensor(absent, device=cue.device)[:, None, None, None]
     pictures = [(name, picture.masked_fill(blank, 0.5)) for name, picture in shown[1:]]

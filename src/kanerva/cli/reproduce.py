@@ -12,26 +12,31 @@ if TYPE_CHECKING:
 
 def make_parser(words: list[str]) -> Parser:
     parser = Parser(
-        "Make one table or figure of the paper: trains or finds what it needs, writes a record and "
-        "pictures, and sets the claim beside what was measured. Interrupted, it goes on there."
+        "Reproduce one table or figure of the paper. Trains the models it needs or finds them, "
+        "writes a record and pictures, and compares the paper's claim with what was measured. "
+        "After an interruption, run the same command: it continues where it stopped."
     )
-    parser.add_option("name", type=str | None, nargs="?", help="one of --list, or all")
-    parser.add_argument("--list", action="store_true", help="what there is, and what it costs")
+    parser.add_option("name", type=str | None, nargs="?", help="a name that --list shows, or all")
+    parser.add_argument(
+        "--list", action="store_true", help="list the names, and how long each takes"
+    )
     parser.add_argument("--quick", action="store_true", help="small, on glyphs: minutes on a CPU")
-    parser.add_option("--preset", type=str | None, help="data of the full protocol")
+    parser.add_option("--preset", type=str | None, help="data set of the full protocol")
     parser.add_option("--seed", type=int, default=0)
-    parser.add_option("--out", type=str, default="reproduced", help="folder of what is made")
-    parser.add_option("--runs", type=str, default="runs/reproduce", help="folder of its models")
-    parser.add_option("--steps", type=int | None, help="train every model so long")
+    parser.add_option(
+        "--out", type=str, default="reproduced", help="folder for records and pictures"
+    )
+    parser.add_option("--runs", type=str, default="runs/reproduce", help="folder for its models")
+    parser.add_option("--steps", type=int | None, help="training steps of every model")
     parser.add_device_options()
     return parser
 
 
 def run(options: dict[str, Any], words: list[str]) -> int:
-    """Make one, or list them."""
+    """Run experiments, or list them."""
     require_at_least(options, 1, "steps")
     if options["name"] is None and not options["list"]:
-        raise UserError("say which: kanerva reproduce NAME; kanerva reproduce --list shows them")
+        raise UserError("name one: kanerva reproduce NAME; kanerva reproduce --list shows them")
     if options["quick"] and options["preset"] not in (None, "glyphs"):
         raise UserError("--quick runs on glyphs: leave out --preset")
     from kanerva.lab.experiments import NAMES, experiment
@@ -42,22 +47,22 @@ def run(options: dict[str, Any], words: list[str]) -> int:
         print(list_experiments())
         return 0
     names = list(NAMES) if options["name"] == "all" else [str(options["name"])]
-    for found in [experiment(name) for name in names]:
-        for lab in make_labs(found, options):
-            typed = command(["reproduce", *(found.name if w == "all" else w for w in words)])
-            record = perform(found, lab, Path(options["out"]), typed)
-            print(describe(found, record))
+    for chosen in [experiment(name) for name in names]:
+        for lab in make_labs(chosen, options):
+            typed = command(["reproduce", *(chosen.name if w == "all" else w for w in words)])
+            record = perform(chosen, lab, Path(options["out"]), typed)
+            print(describe(chosen, record))
             for file in record["pictures"]:
                 print(Path(options["out"]) / file)
             print()
     return 0
 
 
-def make_labs(found: "Experiment", options: dict[str, Any]) -> "list[Lab]":
-    """One for each data set the experiment is to run on."""
+def make_labs(chosen: "Experiment", options: dict[str, Any]) -> "list[Lab]":
+    """Make a lab for each data set that the experiment runs on."""
     from kanerva.lab.experiments import Lab
 
-    presets = (options["preset"],) if options["preset"] else found.presets
+    presets = (options["preset"],) if options["preset"] else chosen.presets
     return [
         Lab(
             quick=options["quick"],
@@ -73,13 +78,13 @@ def make_labs(found: "Experiment", options: dict[str, Any]) -> "list[Lab]":
 
 
 def list_experiments() -> str:
-    """What there is, where it stands in the paper, and what it costs."""
+    """A table of experiments: name, place in the paper, time they take, and what they show."""
     from kanerva.evaluation.report import columns
     from kanerva.lab.experiments import NAMES, experiment
 
     rows = [["NAME", "paper", "--quick", "full", "on", "shows"]]
     for name in NAMES:
-        found = experiment(name)
-        on = ", ".join(found.presets)
-        rows.append([name, found.paper, found.quick, found.full, on, found.shows])
+        each = experiment(name)
+        on = ", ".join(each.presets)
+        rows.append([name, each.paper, each.quick, each.full, on, each.shows])
     return columns(rows, left=len(rows[0]))

@@ -1,4 +1,4 @@
-"""`kanerva store`: images in one file, found from a damaged piece, and forgotten."""
+"""`kanerva store`: keep images in one file, find them from damaged pieces, forget them."""
 
 import json
 import sys
@@ -34,19 +34,19 @@ def make_parser(words: list[str]) -> Parser:
         default=[],
         help="add, find: image files, folders, globs, or - for a list on stdin; get, free: ids",
     )
-    parser.add_option("--model", type=str | None, help="add: which model writes a new store")
+    parser.add_option("--model", type=str | None, help="add: the model of a new store")
     parser.add_argument("--resize", action="store_true", help="crop and resize images to fit")
     parser.add_option("--observed", type=str | None, help="find: a mask, white where cues are seen")
-    parser.add_option("--noise", type=Noise | None, help="find: its kind, if it is known")
-    parser.add_option("--shifts", type=int, default=0, help="find: pixels a cue may be moved by")
-    parser.add_option("--k", type=int, default=5, help="find: how many to show")
+    parser.add_option("--noise", type=Noise | None, help="find: the cues' noise, if it is known")
+    parser.add_option("--shifts", type=int, default=0, help="find: most pixels a cue is shifted by")
+    parser.add_option("--k", type=int, default=5, help="find: how many hits to show")
     parser.add_option("--out", type=str | None, help="find, get: PNG to write")
     parser.add_argument("--json", action="store_true", help="print JSON, not a table")
     return parser
 
 
 def run(options: dict[str, Any], words: list[str]) -> int:
-    """One action on one store."""
+    """Run one action on one store."""
     require_at_least(options, 1, "k")
     require_at_least(options, 0, "shifts")
     from kanerva.models.loading import load
@@ -57,22 +57,22 @@ def run(options: dict[str, Any], words: list[str]) -> int:
         how = f"kanerva store add {path} IMAGES --model NAME"
         raise UserError(f"no store at {path}: make one with `{how}`")
     if action == "add" and options["model"] is None and not path.is_file():
-        raise UserError(f"no store at {path}: say which model writes it, --model NAME")
-    if action == "add":  # looked for before a store is made
+        raise UserError(f"no store at {path}: name the model of a new one, --model NAME")
+    if action == "add":  # check the files before a store is made
         options = options | {"words": [str(file) for file in list_files(options["words"])]}
         if gone := [name for name in options["words"] if not Path(name).exists()]:
             raise UserError(f"{shown(gone[0])}: no such file")
-        if not path.is_file():  # else a mistake would leave an empty one, of this model
+        if not path.is_file():  # otherwise a mistake would leave an empty store behind
             first = [Path(name) for name in options["words"][:_BATCH]]
             problems: dict[str, str] = {}
             if not read(first, load(options["model"]), options, problems)[0]:
-                tell_skipped(path, first, problems)
+                report_skipped(path, first, problems)
     with Store(path, model=options["model"]) as store:
         return ACTIONS[action](store, options)
 
 
 def add(store: "Store", options: dict[str, Any]) -> int:
-    """Each image with its path as payload; what cannot be read is skipped, and said."""
+    """Add each image with its path as payload. Unreadable files are skipped and reported."""
     from kanerva.models.pixels import prepare
 
     files, ids = [Path(name) for name in options["words"]], []  # listed by `run`
@@ -82,20 +82,20 @@ def add(store: "Store", options: dict[str, Any]) -> int:
         if kept:
             images, names = prepare(pixels, store.model), [str(file) for file in kept]
             ids += store.add(images, names, progress=sys.stderr.isatty())
-    tell_skipped(store.path, files, problems)
+    report_skipped(store.path, files, problems)
     show({"added": len(ids), "ids": [ids[0], ids[-1]], "images": len(store)}, options)
     return 0
 
 
 def find(store: "Store", options: dict[str, Any]) -> int:
-    """Ranked ids, probabilities and payloads, for each cue."""
+    """Print ranked ids, probabilities and payloads for each cue."""
     from kanerva import data
     from kanerva.models.pixels import prepare
 
     named, image, problems = list_files(options["words"]), store.model.config.image, {}
     files, pixels = read(named, store.model, options, problems)
-    tell_skipped(store.path, named, problems)
-    # Black and white as what was added: greys are taken for Gaussian noise
+    report_skipped(store.path, named, problems)
+    # Binarize cues like the images that were added: grey pixels would count as Gaussian noise
     grey = options["noise"] == "gaussian" or not store.model.pixels.binary
     cues = pixels.float() / 255 if grey else prepare(pixels, store.model)
     seen = None
@@ -104,11 +104,11 @@ def find(store: "Store", options: dict[str, Any]) -> int:
         if len(masks) != 1:
             raise UserError(f"--observed is one picture, got {len(masks)}: {options['observed']}")
         seen = masks[0, 0] >= 128
-    found = store.find(
+    results = store.find(
         cues, observed=seen, noise=options["noise"], shifts=options["shifts"], k=options["k"]
     )
-    assert isinstance(found, list)
-    answers = [describe(str(file), hits) for file, hits in zip(files, found, strict=True)]
+    assert isinstance(results, list)
+    answers = [describe(str(file), hits) for file, hits in zip(files, results, strict=True)]
     if options["json"]:
         print(json.dumps(answers))
     else:
@@ -118,12 +118,12 @@ def find(store: "Store", options: dict[str, Any]) -> int:
                 payload = printable(hit["payload"])
                 print(f"{hit['id']:>10}  {hit['probability']:.4f}  {payload}")
     if options["out"]:
-        draw(list(zip(cues, found, strict=True)), options["out"])
+        draw(list(zip(cues, results, strict=True)), options["out"])
     return 0
 
 
 def describe(cue: str, hits: "Hits") -> dict[str, Any]:
-    """One answer as plain values."""
+    """Convert one answer to plain values for JSON."""
     rows = [
         {"id": h.id, "probability": h.probability, "shift": list(h.shift), "payload": h.payload}
         for h in hits
@@ -131,14 +131,14 @@ def describe(cue: str, hits: "Hits") -> dict[str, Any]:
     return {"cue": cue, "none": hits.none, "left_out": hits.left_out, "hits": rows}
 
 
-def draw(found: "list[tuple[Tensor, Hits]]", path: str) -> None:
-    """Each cue, and beside it what it may show, likeliest first."""
+def draw(answers: "list[tuple[Tensor, Hits]]", path: str) -> None:
+    """Draw each cue and beside it its hits, the most probable first."""
     import torch
 
     from kanerva.pictures import sheet
 
     parts = []
-    for cue, hits in found:
+    for cue, hits in answers:
         chances = "  ".join(f"{hit.id}: {hit.probability:.2f}" for hit in hits)
         rows = torch.stack([cue, *(hit.image for hit in hits)])
         parts.append((f"cue, then {chances}; none of these: {hits.none:.2f}", rows))
@@ -153,7 +153,7 @@ def save(picture: Any, path: str) -> None:
 
 
 def get(store: "Store", options: dict[str, Any]) -> int:
-    """Payloads of ids, and their pictures."""
+    """Print the payloads of ids, and draw their images if `--out` is given."""
     ids = read_ids(options["words"])
     rows = [{"id": i, "payload": p} for i, p in zip(ids, store.payloads(ids), strict=True)]
     if options["json"]:
@@ -169,23 +169,23 @@ def get(store: "Store", options: dict[str, Any]) -> int:
 
 
 def free(store: "Store", options: dict[str, Any]) -> int:
-    """Forget ids; say what became of their bytes."""
+    """Free ids, and report what was overwritten."""
     return report(store.free(read_ids(options["words"])), options)
 
 
 def verify(store: "Store", options: dict[str, Any]) -> int:
-    """Read everything, finish what is pending."""
+    """Check the whole store, and finish pending frees."""
     return report(store.verify(), options)
 
 
 def info(store: "Store", options: dict[str, Any]) -> int:
-    """What is held, and its bytes."""
+    """Print how many images the store holds, and its size."""
     show(store.info(), options)
     return 0
 
 
 def report(receipt: "Receipt", options: dict[str, Any]) -> int:
-    """A receipt; exit code 2 if freed bytes still stand somewhere."""
+    """Print a receipt. Exit code 2 if freed bytes are not yet overwritten everywhere."""
     show(
         {
             "freed": len(receipt.ids),
@@ -204,7 +204,7 @@ def report(receipt: "Receipt", options: dict[str, Any]) -> int:
 
 
 def show(values: dict[str, Any], options: dict[str, Any]) -> None:
-    """Names and values, or JSON."""
+    """Print names and values, or JSON."""
     if options["json"]:
         print(json.dumps(values))
         return
@@ -215,15 +215,16 @@ def show(values: dict[str, Any], options: dict[str, Any]) -> None:
 def read(
     files: list[Path], model: "MemoryModel", options: dict[str, Any], problems: dict[str, str]
 ) -> "tuple[list[Path], Pixels]":
-    """Files that can be read, and their pixels; the others are entered in `problems`."""
+    """Read image files. Return those that can be read, and their pixels; add the others to
+    `problems`."""
     from kanerva import data
 
     pixels = data.load_images(files, model.config.image, options["resize"], problems)
     return [file for file in files if str(file) not in problems], pixels
 
 
-def tell_skipped(store: Path, files: list[Path], problems: dict[str, str]) -> None:
-    """Which files cannot be read; an error where none can."""
+def report_skipped(store: Path, files: list[Path], problems: dict[str, str]) -> None:
+    """Print which files cannot be read. Raises an error if none can."""
     from kanerva.data.picture_files import skipped
 
     if note := skipped(store, problems, len(files)):
@@ -231,7 +232,7 @@ def tell_skipped(store: Path, files: list[Path], problems: dict[str, str]) -> No
 
 
 def list_files(words: list[str]) -> list[Path]:
-    """Image files that words name: themselves, folders, globs, or - for a list on stdin."""
+    """List image files from the words: files, folders, globs, or - for a list on stdin."""
     from kanerva.data.picture_files import image_files
 
     names = [n for w in words for n in (sys.stdin.read().split("\n") if w == "-" else [w]) if n]
@@ -247,7 +248,7 @@ def list_files(words: list[str]) -> list[Path]:
 
 
 def read_ids(words: list[str]) -> list[int]:
-    """Ids that words name."""
+    """Parse ids from the words, or from stdin for -."""
     names = [n for w in words for n in (sys.stdin.read().split() if w == "-" else [w])]
     bad = [name for name in names if not name.isdecimal() or len(name) > 19]
     if bad or not names:

@@ -1,6 +1,6 @@
-"""`kanerva train`: options start from a preset or the run to resume; then --config, then flags.
+"""`kanerva train`: options come from a preset or the run to resume, then --config, then flags.
 
-Which options there are depends on the model, so a first small parser finds the model.
+Which options exist depends on the model, so a first small parser finds the model.
 """
 
 import argparse
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 
 EXIT = {"finished": 0, "minutes": 0, "SIGINT": 130, "SIGTERM": 143}
 NOT_CONFIG = ("run", "resume", "minutes", "config", "logger", "data_root", "device", "size")
-LONG = 100  # steps, from which on a CPU an estimate comes first
-HELP_PRESET = "mnist"  # whose defaults --help shows unless it names one
+LONG = 100  # steps; a CPU run of at least this many starts with an estimate of its duration
+HELP_PRESET = "mnist"  # whose defaults --help shows, unless a preset is given
 
 
 class TrainParser(Parser):
@@ -51,27 +51,28 @@ class TrainParser(Parser):
 
     def __init__(self, model: type[ModelConfig]) -> None:
         super().__init__(
-            "Train a model on a preset, or resume a run. Options and defaults shown are those of "
-            f"the preset, model and variant given beside --help, else of {HELP_PRESET} and kpp."
+            "Train a model on a preset, or resume a run. The options and defaults below are those "
+            "of the --preset, --model and --variant given with --help; otherwise those of "
+            f"{HELP_PRESET} and kpp."
         )
         self.model = model
-        run = "run folder (runs/PRESET-MODEL-sSEED); torchrun has a --run of its own: there use "
+        run = "run folder; default: runs/PRESET-MODEL-sSEED. torchrun has its own --run: there use "
         self.add_option("--run", "--run-folder", dest="run", type=str | None,
                           help=run + "--run-folder")  # fmt: skip
-        self.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
-        self.add_option("--minutes", type=float | None, help="stop and save after so long")
-        self.add_option("--config", type=str | None, help="YAML file of the options below")
-        logger = "tensorboard or wandb: write the figures of metrics.csv there too"
+        self.add_argument("--resume", action="store_true", help="continue from the last checkpoint")
+        self.add_option("--minutes", type=float | None, help="save and stop after this time")
+        self.add_option("--config", type=str | None, help="YAML file with the options below")
+        logger = "tensorboard or wandb: log the figures of metrics.csv there too"
         self.add_option("--logger", type=Literal["tensorboard", "wandb"] | None, help=logger)
         self.add_device_options()
-        size = "of a run on images: small takes minutes on a CPU, and is chosen there"
+        size = "--preset images: small takes minutes on a CPU, and is the default there"
         self.add_option("--size", type=Literal["small", "full"] | None, help=size)
         self.add_option("--model", type=str, help=f"one of {', '.join(MODEL_CONFIGS)}")
         self.add_config(RunConfig)
         self.add_config(model)
 
     def add_config(self, config: type[ModelConfig] | type[RunConfig]) -> None:
-        """Every option of a config as a flag; a group has a section of its own."""
+        """Add every option of a config as a flag; each group gets its own section."""
         section = self.add_argument_group(read_summary(config))
         for name, group in option_groups(config).items():
             if group is None:
@@ -89,30 +90,30 @@ class TrainParser(Parser):
 
 
 def add_field(section: Any, config: type, name: str, prefix: str = "") -> None:
-    """A field of a dataclass as a flag."""
+    """Add a field of a dataclass as a flag."""
     hint, text = get_type_hints(config)[name], read_docstrings(config).get(name, "")
     add_option(section, to_flag(prefix + name), type=hint, help=text.replace("%", "%%"))
 
 
 @cache
 def read_docstrings(config: type) -> dict[str, str]:
-    """What a dataclass and its bases say under each field."""
-    found = [docstring_parser.parse_from_object(cls) for cls in reversed(config.__mro__[:-1])]
-    return {p.arg_name: p.description or "" for text in found for p in text.params}
+    """The docstrings under the fields of a dataclass and its bases."""
+    parsed = [docstring_parser.parse_from_object(cls) for cls in reversed(config.__mro__[:-1])]
+    return {p.arg_name: p.description or "" for text in parsed for p in text.params}
 
 
 def read_summary(config: type) -> str:
-    """What a dataclass is, in a line."""
+    """A dataclass's docstring in one line."""
     return " ".join(inspect.cleandoc(config.__doc__ or "").split()).rstrip(".")
 
 
 def to_flag(option: str) -> str:
-    """`memory.size` as it is typed: `--memory.size`."""
+    """Spell an option as a flag: `memory.size` as `--memory.size`."""
     return spell_flag(f"--{option}")
 
 
 def make_parser(words: list[str]) -> TrainParser:
-    """The parser for the model that the words ask for, with the defaults they start from."""
+    """Make the parser for the model that the words name, with the defaults of its preset or run."""
     start = starting_options(peek(words))
     parser = TrainParser(model_config(start["model"]))
     parser.set_defaults(flatten(start))
@@ -145,9 +146,9 @@ def run(options: dict[str, Any], words: list[str]) -> int:
     from kanerva.runs import check_same_run, read_run_config
     from kanerva.training.loop import train
 
-    first = os.environ.get("RANK", "0") == "0"  # of several processes only the first prints
-    if resume and first and not (folder / "config.yaml").is_file():
-        print(f"nothing to resume at {folder}: starting anew", file=sys.stderr)
+    rank_zero = os.environ.get("RANK", "0") == "0"  # of several processes only this one prints
+    if resume and rank_zero and not (folder / "config.yaml").is_file():
+        print(f"nothing to resume at {folder}: starting a new run", file=sys.stderr)
     if resume and (folder / "config.yaml").is_file():
         check_same_run(folder, read_run_config(folder), config)
     outcome = train(
@@ -160,22 +161,22 @@ def run(options: dict[str, Any], words: list[str]) -> int:
         logger=options["logger"],
         before=None if resume else lambda device: announce(config, device, options["size"]),
     )
-    if first:
+    if rank_zero:
         best = outcome.best_nll
         bound = "" if best is None else f", best validation bound {best:.2f} nats"
         print(f"{folder}: step {outcome.step} of {outcome.total}{bound}")
         if outcome.step < outcome.total:
-            print(f"go on with: kanerva train --run {folder} --resume")
+            print(f"resume with: kanerva train --run {folder} --resume")
         elif is_early({"best_step": outcome.best_step, "steps": outcome.total}):
             print(
-                f"best at step {outcome.best_step}, where the rate had not come down: a run of "
+                f"best at step {outcome.best_step}, before the learning rate had decayed: a run of "
                 f"about --steps {5 * outcome.best_step // 4} may end lower"
             )
     return EXIT[outcome.reason]
 
 
 def announce(config: RunConfig, device: "torch.device", size: str | None) -> None:
-    """What will be trained and about how long it takes, where that is long: on a CPU."""
+    """Print what will be trained and about how long it takes; only for long runs on a CPU."""
     if device.type != "cpu" or config.steps < LONG:
         return
     import torch
@@ -184,7 +185,7 @@ def announce(config: RunConfig, device: "torch.device", size: str | None) -> Non
 
     sizes = "x".join(map(str, config.model.image))
     chosen = config.preset == OWN and config.model.name == "kpp" and size is None
-    why = ", --size small as there is no GPU" if chosen else ""
+    why = ", --size small because there is no GPU" if chosen else ""
     took = spell_time(seconds_left(config, device))
     print(
         f"{config.preset}{why}: {config.steps} steps of {config.batch} x {config.episode_length} "
@@ -193,11 +194,11 @@ def announce(config: RunConfig, device: "torch.device", size: str | None) -> Non
     )
 
 
-# Where options start from
+# The options that flags then change
 
 
 def peek(words: list[str]) -> argparse.Namespace:
-    """Read the few flags that decide which options there are."""
+    """Read the few flags that determine which options exist."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for name in ("preset", "model", "variant", "image", "seed", "config", "size", "device"):
         parser.add_argument(f"--{name}", type=Converter(str | None))
@@ -207,26 +208,25 @@ def peek(words: list[str]) -> argparse.Namespace:
     return parser.parse_known_args(words)[0]
 
 
-def starting_options(asked: argparse.Namespace) -> dict[str, Any]:
-    """What flags start from: the run being resumed, else the preset; then --config on top."""
-    content = {} if asked.config is None else read_options(Path(asked.config))
-    base = resumed_options(asked) if asked.resume and not asked.help else None
+def starting_options(flags: argparse.Namespace) -> dict[str, Any]:
+    """The options before flags: those of the run to resume, else of the preset; then --config."""
+    content = {} if flags.config is None else read_options(Path(flags.config))
+    base = resumed_options(flags) if flags.resume and not flags.help else None
     if base is None:
-        name = asked.preset or content.get("preset") or (HELP_PRESET if asked.help else None)
-        if name is None and asked.resume and asked.run is not None:
-            raise UserError(f"nothing to resume at {asked.run}")
+        name = flags.preset or content.get("preset") or (HELP_PRESET if flags.help else None)
+        if name is None and flags.resume and flags.run is not None:
+            raise UserError(f"nothing to resume at {flags.run}")
         if name is None:
-            raise UserError("say what to train on: --preset glyphs needs no data (see --help)")
-        base = to_dict(named_preset(str(name), asked, content))
+            raise UserError("name a preset: --preset glyphs needs no download (see --help)")
+        base = to_dict(named_preset(str(name), flags, content))
     merged = merge(base, content)
-    if asked.config is not None:
-        run_from_dict(merged, where=asked.config)  # names unknown options and wrong types
+    if flags.config is not None:
+        run_from_dict(merged, where=flags.config)  # names unknown options and wrong types
     return merged
 
 
 def read_options(file: Path) -> dict[str, Any]:
-    """The options in a YAML file; those of a config that version 0.1 wrote are brought up to
-    date."""
+    """Read the options in a YAML file; those of a config that version 0.1 wrote are upgraded."""
     from kanerva.config.parsing import upgraded
     from kanerva.plain_files import read_yaml
 
@@ -236,41 +236,41 @@ def read_options(file: Path) -> dict[str, Any]:
     return upgraded(content, str(file))
 
 
-def resumed_options(asked: argparse.Namespace) -> dict[str, Any] | None:
-    """The options of the run to resume, if it is there."""
-    folder = asked.run
-    if folder is None and asked.preset is not None:  # the folder that the same flags would make
-        folder = default_run(named_preset(asked.preset, asked, {}), asked.seed)
+def resumed_options(flags: argparse.Namespace) -> dict[str, Any] | None:
+    """The options of the run to resume; None if there is no such run."""
+    folder = flags.run
+    if folder is None and flags.preset is not None:  # the folder that the same flags would make
+        folder = default_run(named_preset(flags.preset, flags, {}), flags.seed)
     if folder is None or not (Path(folder) / "config.yaml").is_file():
         return None
     from kanerva.runs import read_run_config
 
     options = to_dict(read_run_config(Path(folder)))
-    if asked.model not in (None, options["model"]):
+    if flags.model not in (None, options["model"]):
         raise UserError(
-            f"{folder} was started with model={options['model']}, not {asked.model}: resume it as "
+            f"{folder} was started with model={options['model']}, not {flags.model}: resume it as "
             "it was, or start another --run"
         )
     return options
 
 
-def named_preset(name: str, asked: argparse.Namespace, content: dict[str, Any]) -> RunConfig:
-    """The preset that flags, or else a file, ask for."""
-    model = asked.model or content.get("model") or "kpp"
-    variant = asked.variant or content.get("variant")
-    image = parse_image(asked.image) or parse_image(content.get("image"))
-    return preset(name, str(model), variant, image, choose_size(name, str(model), asked))
+def named_preset(name: str, flags: argparse.Namespace, content: dict[str, Any]) -> RunConfig:
+    """The preset with the model, variant and image size of the flags, else of the file."""
+    model = flags.model or content.get("model") or "kpp"
+    variant = flags.variant or content.get("variant")
+    image = parse_image(flags.image) or parse_image(content.get("image"))
+    return preset(name, str(model), variant, image, choose_size(name, str(model), flags))
 
 
-def choose_size(name: str, model: str, asked: argparse.Namespace) -> str | None:
-    """`--size`, else what fits the device, where there is a choice."""
-    if asked.size is not None or asked.help or (name, model) != (OWN, "kpp"):
-        return asked.size
-    return "small" if choose_device({"device": asked.device or "auto"}) == "cpu" else "full"
+def choose_size(name: str, model: str, flags: argparse.Namespace) -> str | None:
+    """`--size`, else the size that fits the device. Only kpp on `images` has a choice."""
+    if flags.size is not None or flags.help or (name, model) != (OWN, "kpp"):
+        return flags.size
+    return "small" if choose_device({"device": flags.device or "auto"}) == "cpu" else "full"
 
 
 def parse_image(value: object) -> tuple[int, int, int] | None:
-    """An image's shape. None: not given, or wrong, which the full parser reports."""
+    """Parse an image's shape; None if absent, or if wrong, which the full parser reports."""
     value = parse_word(value, tuple[int, int, int])
     if not isinstance(value, list) or [type(n) for n in value] != [int, int, int]:
         return None
@@ -278,13 +278,13 @@ def parse_image(value: object) -> tuple[int, int, int] | None:
 
 
 def default_run(config: RunConfig, seed: str | None = None) -> str:
-    """The run folder unless --run names one."""
+    """The default run folder."""
     variant = f"-{config.variant}" if config.variant else ""
     return f"runs/{config.preset}-{config.model.name}{variant}-s{seed or config.seed}"
 
 
 def merge(base: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
-    """Nested options with some replaced."""
+    """Merge nested options; those in `change` win."""
     merged = base | change
     for key, value in change.items():
         if isinstance(value, dict) and isinstance(base.get(key), dict):

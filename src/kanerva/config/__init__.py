@@ -1,6 +1,6 @@
 """Every option of every model and run, with its default. Needs no torch, so `--help` is quick."""
 
-# Whole modules: each class of options in them is for users.
+# Star imports: every class in these modules is public.
 from kanerva.config.groups import *  # noqa: F403
 from kanerva.config.models import *  # noqa: F403
 from kanerva.config.parsing import coerce as coerce

@@ -1,7 +1,7 @@
-"""Groups of options that model configs are made of: the one home of each default.
+"""Groups of options that model configs are made of. Each default is set here, and only here.
 
-Values are the paper's (App. E) unless marked `ours`. A group holds what its models use and nothing
-else; a model with one option more has a group of its own.
+Values are the paper's (App. E) unless marked `ours`. A group has exactly the options its models
+use; a model with one more option has its own group.
 """
 
 import math
@@ -11,17 +11,17 @@ from typing import ClassVar, Literal
 from kanerva.errors import UserError
 from kanerva.plain_files import shown
 
-SIZE = 2**16  # the most of anything: no config is to take hours or gigabytes before it is refused
-DEPTH = 256  # of layers, which are built one by one
-LENGTH = 2**40  # of a run
+SIZE = 2**16  # upper limit of most options, so that no config takes hours or gigabytes to refuse
+DEPTH = 256  # most layers
+LENGTH = 2**40  # most steps of a run
 
 # Checks that options share. Each failure is one line that names the option and its value.
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptionGroup:
-    """Options that stand together. Numbers are positive, or not negative where `may_be_zero` names
-    them; whole ones are at most SIZE, or what `most` says."""
+    """A group of options. Numbers must be positive, or at least zero if listed in `may_be_zero`.
+    Integers are at most SIZE, or their entry in `most`."""
 
     group: ClassVar[str]
     may_be_zero: ClassVar[tuple[str, ...]] = ()
@@ -36,7 +36,7 @@ class OptionGroup:
 
 
 def label(config: object, option: str) -> str:
-    """An option as it is typed: `memory.size`, or `batch` where it stands in no group."""
+    """An option as users type it: `memory.size`, or `batch` if it is in no group."""
     group = getattr(config, "group", "")
     return f"{group}.{option}" if group else option
 
@@ -60,7 +60,7 @@ def require_at_most(config: object, option: str, most: int) -> None:
         raise UserError(f"{label(config, option)} must be at most {most}, got {shown(value)}")
 
 
-# The paper's networks, which rivals share
+# The paper's networks, which the baselines share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,11 +74,11 @@ class ResNetConfig(OptionGroup):
 
 @dataclass(frozen=True, kw_only=True)
 class ShiftedResNetConfig(ResNetConfig):
-    """The same with temporal shift: an image sees its neighbours in the episode."""
+    """A ResNet-18 with temporal shift: an image sees its neighbours in the episode."""
 
     may_be_zero: ClassVar[tuple[str, ...]] = ("shift",)
     shift: float = 0.125
-    """Share of channels that move forward in the episode, and again as many back; 0 disables."""
+    """Fraction of channels shifted forward along the episode, and as many back; 0 disables."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -88,10 +88,10 @@ class ShiftedResNetConfig(ResNetConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class UnshiftedResNetConfig(ShiftedResNetConfig):
-    """The same, without the shift unless asked for."""
+    """A ResNet-18 with temporal shift off by default."""
 
     shift: float = 0.0
-    """Share of channels that move forward in the episode, and again as many back; 0 disables."""
+    """Fraction of channels shifted forward along the episode, and as many back; 0 disables."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,25 +109,25 @@ class VectorReadoutConfig(OptionGroup):
 
     group: ClassVar[str] = "readout"
     size: int = 64
-    """L, numbers of z. ours: the paper does not say."""
+    """L, the dimension of z. ours: the paper does not say."""
     hidden: int = 512
     """Width of hidden layers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LinearReadoutConfig(VectorReadoutConfig):
-    """The same, its posterior a deep linear net (App. E)."""
+    """Z as one vector, with a deep linear net as its posterior (App. E)."""
 
     spectral_norm: bool = True
-    """Each of its layers has spectral norm one, so that it amplifies nothing."""
+    """Normalise each layer to spectral norm one, so that it amplifies nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PaperReadoutConfig(LinearReadoutConfig):
-    """The same, and a convolutional prior p(Z|M-hat, Y)."""
+    """Z as one vector, with a deep linear posterior and a convolutional prior p(Z|M-hat, Y)."""
 
     prior_width: int = 64
-    """Feature maps of the prior's first convolution. ours"""
+    """Channels of the prior's first convolution. ours"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,14 +137,14 @@ class DecoderConfig(OptionGroup):
     group: ClassVar[str] = "decoder"
     most: ClassVar[dict[str, int]] = {"layers": 16}  # each doubles the side
     base: int = 256
-    """Feature maps of the first layer, halved per layer. ours"""
+    """Channels of the first layer, halved per layer. ours"""
     layers: int = 3
-    """Doublings of the side. ours"""
+    """How many times the side is doubled. ours"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MapConfig(OptionGroup):
-    """A memory that is a square of feature maps."""
+    """A memory of square feature maps."""
 
     group: ClassVar[str] = "memory"
     channels: int = 3
@@ -160,14 +160,14 @@ class MapConfig(OptionGroup):
 
 @dataclass(frozen=True, kw_only=True)
 class PaperMemoryConfig(MapConfig):
-    """The latent memory M as printed: written whole, read at K windows."""
+    """The latent memory M of the paper: written as a whole, read at K windows."""
 
     reads: int = 2
     """K, chosen in §4.3."""
     block: int = 16
     """h = w of one read. ours: the paper gives no block size."""
     base: int = 256
-    """Feature maps of the writer's first layer, halved per layer."""
+    """Channels of the writer's first layer, halved per layer."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -180,7 +180,7 @@ class PaperMemoryConfig(MapConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class KppEncoderConfig(OptionGroup):
-    """Each image by itself, to feature maps of a quarter of its side. ours"""
+    """Encodes each image separately, to feature maps of a quarter of its side. ours"""
 
     group: ClassVar[str] = "encoder"
     most: ClassVar[dict[str, int]] = {"depth": DEPTH}
@@ -197,11 +197,11 @@ class KppReadoutConfig(OptionGroup):
     group: ClassVar[str] = "readout"
     may_be_zero: ClassVar[tuple[str, ...]] = ("size", "channels")
     size: int = 32
-    """Numbers of the global part; 0 leaves it out."""
+    """Dimension of the global part; 0 leaves it out."""
     channels: int = 16
-    """Maps of the spatial part, a quarter of the image's side; 0 leaves it out."""
+    """Channels of the spatial part, at a quarter of the image's side; 0 leaves it out."""
     prior_width: int = 64
-    """Feature maps of the networks."""
+    """Channels of the prior and posterior networks."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -217,13 +217,13 @@ class KppDecoderConfig(OptionGroup):
     may_be_zero: ClassVar[tuple[str, ...]] = ("neighbours",)
     most: ClassVar[dict[str, int]] = {"depth": DEPTH, "neighbours": DEPTH}
     base: int = 128
-    """Feature maps at a quarter of the side; half as many at half of it."""
+    """Channels at a quarter of the side; half as many at half the side."""
     depth: int = 2
     """Residual blocks at each of the two resolutions."""
     neighbours: int = 0
     """Radius of the causal pixel context; 0 disables."""
     near_width: int = 128
-    """Features of each pixel in that context."""
+    """Features per pixel in the pixel context."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -235,10 +235,10 @@ class KppDecoderConfig(OptionGroup):
 
 @dataclass(frozen=True, kw_only=True)
 class GridConfig(MapConfig):
-    """A memory that is a grid of cells. ours"""
+    """A memory divided into a grid of cells. ours"""
 
     capacity: int = 36
-    """Blocks there is room for: the cells of the grid."""
+    """Number of cells, one for each block."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -255,19 +255,19 @@ Placement = Literal["cells", "transport"]
 
 @dataclass(frozen=True, kw_only=True)
 class KppMemoryConfig(GridConfig):
-    """The same, a block for each image. ours"""
+    """A grid of cells with one block for each image. ours"""
 
     may_be_zero: ClassVar[tuple[str, ...]] = ("unwritten", "noise", "locality")
     placement: Placement = "cells"
-    """cells: at random, read whole. transport: learned keys on cells, read between them."""
+    """cells: random cells, read whole. transport: learned keys on cells, read between them too."""
     unwritten: float = 0.125
-    """Share of each training episode that is not written."""
+    """Fraction of each training episode that is not written."""
     noise: float = 0.05
-    """Standard deviation of noise on blocks in training; blocks lie in [-1, 1]."""
+    """Standard deviation of the noise on blocks in training; blocks lie in [-1, 1]."""
     outline: bool = False
-    """Blocks start as an outline of their image; for 8-bit pixels."""
+    """Initialise blocks as an outline of their image; for 8-bit pixels."""
     locality: float = 0.0
-    """transport: weight of the loss that places like beside like."""
+    """transport: weight of the loss that places similar images side by side."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -277,7 +277,7 @@ class KppMemoryConfig(GridConfig):
             raise UserError(f"memory.locality needs placement=transport, not {self.placement}")
         rows, columns = rows_and_columns(self.capacity)
         if self.placement == "transport" and (self.size % rows or self.size % columns):
-            # a window around a cell's centre would lie between pixels, and blur its block
+            # otherwise a window around a cell's centre lies between pixels, and blurs its block
             raise UserError(
                 f"placement=transport needs cells of whole pixels: memory.size={self.size} does "
                 f"not divide into {rows} x {columns}"
@@ -286,14 +286,14 @@ class KppMemoryConfig(GridConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class BitsMemoryConfig(GridConfig):
-    """The same, a block of whole numbers for each image. ours"""
+    """A grid of cells with one block of integers for each image. ours"""
 
     channels: int = 6
     """Cm."""
     size: int = 24
     """Hm = Wm."""
     unwritten: float = 0.125
-    """Share of each training episode that is not written."""
+    """Fraction of each training episode that is not written."""
     placement: ClassVar[Placement] = "cells"
     noise: ClassVar[float] = 0.0
     outline: ClassVar[bool] = False
@@ -307,21 +307,21 @@ class BitsMemoryConfig(GridConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class PixelCodeConfig(OptionGroup):
-    """A code of pixels, each given those before it. ours"""
+    """The pixel code: codes each pixel given those before it. ours"""
 
     group: ClassVar[str] = "code"
     radius: int = 7
-    """Radius of the pixels that the code of pixels sees."""
+    """Radius of the causal context of each pixel."""
     width: int = 128
-    """Units of its layers."""
+    """Width of its layers."""
     depth: int = 2
     """Layers after the first."""
     maps: int = 48
-    """Feature maps through which it sees the gist; at most 48, so that sums stay exact."""
+    """Channels through which it sees the gist; at most 48, so that sums stay exact."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for option, most in (("maps", 48), ("width", 448)):  # beyond, sums would pass 2^24
+        for option, most in (("maps", 48), ("width", 448)):  # with more, sums could pass 2^24
             if getattr(self, option) > most:
                 raise UserError(
                     f"code.{option} must be at most {most}, got {getattr(self, option)}"
@@ -330,16 +330,16 @@ class PixelCodeConfig(OptionGroup):
 
 @dataclass(frozen=True, kw_only=True)
 class CodeConfig(PixelCodeConfig):
-    """Blocks as bits: a gist with a price, and pixels given it. ours"""
+    """Blocks as bits: a gist whose bits are paid for, and a code of the pixels given it. ours"""
 
     groups: int = 48
-    """Parts of a gist, the most telling first; what is dropped is dropped from the end."""
+    """Parts of a gist, the most informative first; a shortened gist loses its last parts."""
     gist_bits: float = 48.0
-    """What a whole gist takes on average; training finds the price that makes it so."""
+    """Average bits of a whole gist; training adapts the price per bit to reach it."""
 
 
 def rows_and_columns(capacity: int) -> tuple[int, int]:
-    """The squarest grid of exactly so many cells; one over twice as wide as high is refused."""
+    """The squarest grid of exactly `capacity` cells; refused if over twice as wide as high."""
 
     def rows_of(count: int) -> int:
         return max(r for r in range(1, math.isqrt(count) + 1) if count % r == 0)
@@ -349,15 +349,15 @@ def rows_and_columns(capacity: int) -> tuple[int, int]:
 
     rows = rows_of(capacity)
     if not fits(capacity):
-        near = (n for d in range(1, capacity) for n in (capacity - d, capacity + d) if n > 0)
+        closest = (n for d in range(1, capacity) for n in (capacity - d, capacity + d) if n > 0)
         raise UserError(
             f"memory.capacity={capacity} makes no grid of cells ({rows} x {capacity // rows}): "
-            f"use {next(filter(fits, near))}"
+            f"use {next(filter(fits, closest))}"
         )
     return rows, capacity // rows
 
 
-# The rivals' memories: a matrix of rows. Their authors' sizes for MNIST and Omniglot.
+# The baselines' memories: a matrix of rows, with their authors' sizes for MNIST and Omniglot.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -368,7 +368,7 @@ class RowsConfig(OptionGroup):
     count: int = 32
     """Rows."""
     width: int = 100
-    """Numbers in a row."""
+    """Floats in a row."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -376,17 +376,17 @@ class MatrixConfig(RowsConfig):
     """A random matrix, as in the Kanerva machines."""
 
     noise: float = 1.0
-    """sigma of a code about what is read; learned from here. ours"""
+    """Initial sigma of a code around what is read; learned. ours"""
     charge: bool = True
-    """Training pays for KL(M) too; without it M holds more. ours"""
+    """Include KL(M) in the training objective; without it M holds more. ours"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AddressedMatrixConfig(MatrixConfig):
-    """The same, addressed by a learned key."""
+    """A random matrix, addressed by a learned key."""
 
     address: int = 32
-    """Numbers of y, from which an address is made. ours"""
+    """Dimension of y, from which the address is computed. ours"""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,8 @@
-"""One config for each model: what it takes to build it, and what a checkpoint's config.json holds.
+"""One config for each model: what is needed to build it, and what a checkpoint's config.json holds.
 
-An option that a model does not use is not in its config, so giving it is an error. Whoever changes
-a default raises `config_version`: the hash of a config covers what differs from the defaults.
+An option that a model does not use is not in its config, so setting it is an error. A change of a
+default must raise `config_version`: the hash of a config covers only what differs from the
+defaults.
 """
 
 import math
@@ -12,13 +13,13 @@ from kanerva.config import groups
 from kanerva.errors import UserError
 from kanerva.plain_files import shown
 
-MOST_PIXELS = 2**24  # of an image: a config from elsewhere is to take no memory by its sizes
+MOST_PIXELS = 2**24  # per image, so that an untrusted config cannot exhaust the memory
 LikelihoodName = Literal["bernoulli", "logistic_mixture"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """What every model has."""
+    """Options that every model has."""
 
     name: ClassVar[str] = ""
     config_version: ClassVar[int] = 1
@@ -39,7 +40,7 @@ class ModelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class KppConfig(ModelConfig):
-    """`kpp`: Kanerva++ with a real heap."""
+    """`kpp`: Kanerva++ with a memory that is a heap of blocks."""
 
     name: ClassVar[str] = "kpp"
     encoder: groups.KppEncoderConfig = groups.KppEncoderConfig()
@@ -59,14 +60,14 @@ class KppConfig(ModelConfig):
 
 
 def require_binary(config: ModelConfig) -> None:
-    """Refuse other pixels where a code counts those that are 0 or 1."""
+    """Refuse pixels other than 0 or 1: the pixel code is for binary ones."""
     if config.likelihood != "bernoulli":
         raise UserError(f"{config.name} takes pixels that are 0 or 1: likelihood=bernoulli")
 
 
 @dataclass(frozen=True, kw_only=True)
 class KppBitsConfig(KppConfig):
-    """`kpp-bits`: the same, holding by bits."""
+    """`kpp-bits`: `kpp` with blocks stored as bits."""
 
     name: ClassVar[str] = "kpp-bits"
     memory: groups.BitsMemoryConfig = groups.BitsMemoryConfig()  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -84,8 +85,8 @@ class KppBitsConfig(KppConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class KppEmptyConfig(ModelConfig):
-    """`kpp-empty`: the networks of `kpp`, nothing ever written. The memory's options say how large
-    the block is that its prior is given: zeros."""
+    """`kpp-empty`: the networks of `kpp`, with nothing ever written. The prior reads a block of
+    zeros, whose size the memory's options set."""
 
     name: ClassVar[str] = "kpp-empty"
     encoder: groups.KppEncoderConfig = groups.KppEncoderConfig()
@@ -96,7 +97,7 @@ class KppEmptyConfig(ModelConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class KppBitsEmptyConfig(KppEmptyConfig):
-    """`kpp-bits-empty`: the networks of `kpp-bits`, nothing ever written."""
+    """`kpp-bits-empty`: the networks of `kpp-bits`, with nothing ever written."""
 
     name: ClassVar[str] = "kpp-bits-empty"
     memory: groups.GridConfig = groups.GridConfig(channels=6, size=24)
@@ -109,7 +110,7 @@ class KppBitsEmptyConfig(KppEmptyConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class KppPaperConfig(ModelConfig):
-    """`kpp-paper`: the model as printed (§3)."""
+    """`kpp-paper`: the model of the paper (§3)."""
 
     name: ClassVar[str] = "kpp-paper"
     encoder: groups.ShiftedResNetConfig = groups.ShiftedResNetConfig()
@@ -165,7 +166,7 @@ class DkmConfig(ModelConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class DkmTsmConfig(DkmConfig):
-    """`dkm-tsm`: the same with the encoder of Kanerva++."""
+    """`dkm-tsm`: the Dynamic Kanerva Machine with the encoder of Kanerva++."""
 
     name: ClassVar[str] = "dkm-tsm"
     encoder: groups.ShiftedResNetConfig = groups.ShiftedResNetConfig()

@@ -1,4 +1,4 @@
-"""Configs from plain JSON and YAML types: strictly, in one line for each mistake."""
+"""Build configs from plain JSON and YAML types. Parsing is strict; each mistake is one line."""
 
 import types
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ RENAMED = {"epochs": "steps", "step": "execution", "likelihood.kind": "likelihoo
 
 
 def model_from_dict(data: Any, where: str = "config") -> ModelConfig:
-    """A checkpoint's config; one that version 0.1 wrote is brought up to date."""
+    """Build a checkpoint's config; one that version 0.1 wrote is upgraded."""
     data = upgraded(data, where)
     cls = model_config(data.get("model"))
     options = {key: value for key, value in data.items() if key != "model"}
@@ -29,7 +29,7 @@ def model_from_dict(data: Any, where: str = "config") -> ModelConfig:
 
 
 def run_from_dict(data: Any, where: str = "config") -> RunConfig:
-    """A run's config."""
+    """Build a run's config; one that version 0.1 wrote is upgraded."""
     data = upgraded(data, where)
     cls = model_config(data.get("model"))
     options = {key: value for key, value in data.items() if key != "model"}
@@ -40,7 +40,7 @@ def run_from_dict(data: Any, where: str = "config") -> RunConfig:
 
 
 def upgraded(data: Any, where: str) -> dict[Any, Any]:
-    """A mapping of options; those that version 0.1 wrote are brought up to date."""
+    """Return a mapping of options; those that version 0.1 wrote are upgraded."""
     require_mapping(data, where)
     try:
         return upgrade(data, where) if is_version1(data) else data
@@ -51,7 +51,7 @@ def upgraded(data: Any, where: str) -> dict[Any, Any]:
 def require_known(
     cls: type[ModelConfig], options: dict[Any, Any], known: list[str], where: str
 ) -> None:
-    """Refuse an option that is not among the known ones; a whole group may stand for its own."""
+    """Refuse unknown options. The name of a group stands for all of its options."""
     groups = {name.partition(".")[0] for name in known}
     for name in flatten(options):
         if name not in known and name not in groups:
@@ -72,7 +72,8 @@ def option_names(config: type[ModelConfig] | type[RunConfig]) -> list[str]:
 
 
 def option_groups(config: type[ModelConfig] | type[RunConfig]) -> dict[str, type | None]:
-    """Each option of a config, and the dataclass of those that are groups; not a run's model."""
+    """Map each top-level option to its dataclass if it is a group, else None. A run's `model` is
+    left out."""
     hints = get_type_hints(config)
     names = [name for name in _fields(config) if name != "model"]
     return {name: hints[name] if is_dataclass(hints[name]) else None for name in names}
@@ -89,8 +90,10 @@ def unknown_option(
     known: Sequence[str] | None = None,
     spell: Callable[[str], str] = str,
 ) -> UserError:
-    """One line: which models use an option that this one does not; else the nearest there is.
-    `spell` turns a name into what the user typed, such as a flag."""
+    """The error for an unknown option: it names the models that use it, or the closest name.
+
+    `spell` turns an option's name into what the user typed, such as a flag.
+    """
     known = [*option_names(cls), *option_names(RunConfig)] if known is None else known
     start = f"{where}: " if where else ""
     if members := [name for name in known if name.startswith(f"{option}.")]:
@@ -105,24 +108,24 @@ def unknown_option(
         return UserError(f"{start}{cls.name} does not use {spell(option)} ({use})")
     if option in RENAMED:
         hint = f"use {spell(RENAMED[option])}"
-    elif near := get_close_matches(option, known, n=1):
-        hint = f"did you mean {spell(near[0])}?"
+    elif close := get_close_matches(option, known, n=1):
+        hint = f"did you mean {spell(close[0])}?"
     else:
         groups = dict.fromkeys(name.split(".")[0] for name in known)
         hint = f"known: {', '.join(map(spell, groups))}"
     return UserError(f"{start}unknown option {spell(option)}; {hint}")
 
 
-def _build(cls: type[C], data: dict[str, Any], where: str, **given: Any) -> C:
-    """A dataclass from a mapping of known options; a value of the wrong type is named."""
+def _build(cls: type[C], data: dict[str, Any], where: str, **fixed: Any) -> C:
+    """Build a dataclass from a mapping of options. Errors name a value of the wrong type."""
     hints = get_type_hints(cls)
-    for name in data.keys() - set(_fields(cls)):  # of an empty group: it has no flat name
+    for name in data.keys() - set(_fields(cls)):  # such as an empty group, which has no flat name
         raise UserError(f"{where}: unknown option {shown(name)}")
-    return cls(**given, **{k: coerce(hints[k], v, f"{where}: {k}") for k, v in data.items()})
+    return cls(**fixed, **{k: coerce(hints[k], v, f"{where}: {k}") for k, v in data.items()})
 
 
 def coerce(hint: Any, value: Any, where: str) -> Any:
-    """`value` as the annotated type, or an error; ints pass as floats, lists as tuples."""
+    """Convert `value` to the annotated type or raise. Accepts ints as floats, lists as tuples."""
     origin, args = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         if value is None and type(None) in args:

@@ -1,7 +1,7 @@
 """Configs as plain JSON and YAML types.
 
-A run is one flat mapping, as on the command line: the model's options stand beside the run's own,
-and `model` is its name.
+A run is one mapping, as on the command line: the model's options are on the same level as the
+run's own, and `model` is the model's name.
 """
 
 import json
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def to_dict(config: Any) -> dict[str, Any]:
-    """A model's config or a run's, with lists for tuples."""
+    """Convert a model's or run's config to a mapping; tuples become lists."""
     model = getattr(config, "model", config)
     content = {"model": model.name} | asdict(model)
     if model is not config:

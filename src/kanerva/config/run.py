@@ -1,4 +1,4 @@
-"""A training run: the model, its data, its optimiser and how long. A run's config.yaml holds it."""
+"""The config of a training run: model, data, optimiser, length. Saved as the run's config.yaml."""
 
 import hashlib
 import json
@@ -18,55 +18,55 @@ Precision = Literal["32-true", "bf16-mixed"]
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig(OptionGroup):
-    """Which images, and how grey pixels become bits: named beside every figure."""
+    """The images, and how grey pixels become binary; reported with every result."""
 
     group: ClassVar[str] = "data"
     may_be_zero: ClassVar[tuple[str, ...]] = ("kin",)
     set: str = "glyphs"
-    """The data set's name: `kanerva data list`."""
+    """Name of the data set; `kanerva data list` shows them."""
     binarization: Binarization = "sample"
-    """How grey pixels become bits: sample draws afresh each epoch, static once; none: 8-bit."""
+    """How grey pixels become binary: sample anew each epoch, static once; none keeps 8 bits."""
     augment: Augment = "none"
-    """affine: half of the training images, or of their labels where episodes have kin, are turned,
-    scaled, sheared and moved a little, anew each epoch. copies: every image is, each in its own
-    way, and kin are copies of one image: no labels are used."""
+    """affine: rotate, scale, shear and shift half of the training images a little, anew each epoch;
+    with data.kin, half of the labels. copies: do so to every image; kin are then copies of one
+    image, and labels are not used."""
     kin: float = 0.0
-    """Share of training episodes whose images have one label; no other use is made of labels."""
+    """Fraction of training episodes whose images share one label. The only use of labels."""
     folder: str | None = None
     """images: the folder of image files."""
     crop: int | None = None
-    """celeba: side of the centred square that is taken; the whole picture unless given."""
+    """celeba: side of the central crop; the default is the whole picture."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.set not in DATASETS:
             raise UserError(f"unknown data set {self.set!r}; there are {', '.join(DATASETS)}")
         if self.kin > 1:
-            raise UserError(f"data.kin is a share of episodes, at most 1, got {self.kin}")
+            raise UserError(f"data.kin is a fraction of episodes, at most 1, got {self.kin}")
         if self.augment == "copies" and not self.kin:
-            raise UserError("data.augment=copies makes kin of one image: say how many, data.kin")
+            raise UserError("data.augment=copies needs data.kin above 0: the fraction of episodes")
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimConfig(OptionGroup):
-    """The paper's: LARS around Adam, one-cycle cosine (App. E)."""
+    """The optimiser; by default the paper's: LARS around Adam, one-cycle cosine (App. E)."""
 
     group: ClassVar[str] = "optim"
     may_be_zero: ClassVar[tuple[str, ...]] = ("weight_decay", "warmup_epochs", "ema")
     optimiser: Literal["lars_adam", "adamw"] = "lars_adam"
-    """lars_adam is the paper's."""
+    """The optimiser; the paper uses lars_adam."""
     lr: float = 5e-3
     """Learning rate; for lars_adam relative to a weight matrix's norm. ours"""
     weight_decay: float = 1e-3
-    """Not on biases and norm affines."""
+    """Weight decay; not on biases and norm affines."""
     warmup_epochs: float = 10.0
-    """Linear; at most a tenth of the run (ours)."""
+    """Epochs of linear warmup; at most a tenth of the run (ours)."""
     clip: float = 10.0
     """Largest gradient norm. ours"""
     ema: float = 0.0
-    """Decay of an average of the weights; 0 disables. ours"""
+    """Decay of the moving average of the weights; 0 disables. ours"""
     kl_weight: float | Literal["1/T"] = 1.0
-    """Weight of both KL terms in training; with any but 1 what is minimised is no bound."""
+    """Weight of both KL terms in training; unless it is 1, the objective is not a bound."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -83,31 +83,31 @@ class RunConfig:
 
     config_version: ClassVar[int] = 1
     model: ModelConfig = KppConfig()
-    """The model, by name; its options stand beside the run's own."""
+    """The model, by name; its options are on the same level as the run's own."""
     preset: str = "glyphs"
     """The data set whose settings the run starts from."""
     variant: str | None = None
-    """Which settings of a preset: store or generate of kpp, strong of the paper's models."""
+    """Variant of a preset: store or generate for kpp, strong for the paper's models."""
     data: DataConfig = DataConfig()
     optim: OptimConfig = OptimConfig()
     episode_length: int = 32
-    """T, images of an episode. ours: the paper trains between 5 and 64 (§4.3)."""
+    """T, images per episode. ours: the paper trains between 5 and 64 (§4.3)."""
     batch: int = 8
-    """Episodes of one step. ours"""
+    """Episodes per step. ours"""
     steps: int = 100_000  # about 500 epochs of MNIST (App. E)
-    """Length of the run."""
+    """Training steps."""
     seed: int = 0
-    """Of weights, episodes and noise."""
+    """Seed of weights, episodes and noise."""
     precision: Precision = "32-true"
-    """bf16-mixed: products in bfloat16."""
+    """bf16-mixed: matrix products in bfloat16."""
     execution: Execution = "auto"
-    """How a step is run; auto: the fastest that runs here."""
+    """How a step is executed; auto: the fastest on this machine."""
     log_every: int = 20
     """Steps between rows of metrics.csv."""
     validate_every: int = 500
     """Steps between validations, sample grids and checkpoints."""
     validate_episodes: int = 32
-    """Episodes of the validation split; their bound decides which step is best."""
+    """Episodes of the validation split that are scored; the score decides which step is best."""
 
     def __post_init__(self) -> None:
         require_positive(self, "episode_length", "batch", "steps", "log_every", most=LENGTH)
@@ -131,8 +131,8 @@ class RunConfig:
         return 1 / self.episode_length if weight == "1/T" else weight
 
     def config_hash(self) -> str:
-        """Names what is trained: what differs from the defaults, whatever the seed, the folder of
-        data, the logging, and how the same arithmetic is executed."""
+        """Hash the options that differ from the defaults, except those that do not define the
+        training: seed, data folder, logging, and how the same arithmetic is executed."""
         content = {
             "model": self.model.name,
             "versions": [self.config_version, self.model.config_version],
@@ -144,5 +144,5 @@ class RunConfig:
 def changed_options(config: RunConfig) -> dict[str, Any]:
     """The options that differ from the defaults of the run and its model, by flat name."""
     default = flatten(to_dict(RunConfig(model=type(config.model)())))
-    ours = flatten(to_dict(config))
-    return {k: v for k, v in ours.items() if v != default[k] and k not in NOT_HASHED}
+    current = flatten(to_dict(config))
+    return {k: v for k, v in current.items() if v != default[k] and k not in NOT_HASHED}

@@ -1,6 +1,7 @@
-"""Configs that kanerva 0.1 wrote: one flat set of options for all models.
+"""Upgrade configs that kanerva 0.1 wrote: one flat set of options for all models.
 
-What a model ignored is dropped, for it had no effect. What it used and no longer has is refused.
+Options that the model ignored are dropped: they had no effect. Options that it used and that no
+longer exist are refused.
 """
 
 from dataclasses import fields
@@ -10,7 +11,7 @@ from kanerva.config.groups import rows_and_columns
 from kanerva.config.models import model_config
 from kanerva.errors import UserError
 
-# Options that became constants, each with its one value.
+# Options that became constants, with their values.
 _CONSTANTS: dict[tuple[str, str], Any] = {
     ("encoder", "blocks"): [2, 2, 2, 2],
     ("keys", "layers"): 3,
@@ -24,13 +25,13 @@ _RUN_GROUPS = ("data", "optim", "likelihood")  # the same for every model
 
 
 def is_version1(data: dict[str, Any]) -> bool:
-    """Version 0.1 wrote every group, the likelihood's among them."""
+    """Whether version 0.1 wrote this: it wrote every group, also the likelihood's."""
     likelihood = data.get("likelihood")
     return isinstance(likelihood, dict) and "components" in likelihood
 
 
 def upgrade(data: dict[str, Any], where: str) -> dict[str, Any]:
-    """The same config with the options of today."""
+    """Return the same config with today's options."""
     name = data.get("model")
     cls = model_config(name)
     if name == "kpp":
@@ -57,7 +58,8 @@ def upgrade(data: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def _known_options(cls: type, group: str, options: dict[str, Any], where: str) -> dict[str, Any]:
-    """A group's options of today; one that became a constant must have its value."""
+    """Return those of a group's options that still exist. One that became a constant must have its
+    value."""
     for (owner, option), constant in _CONSTANTS.items():
         if owner == group and option in options and options[option] != constant:
             _retired(f"{group}.{option}={options[option]}", where)
@@ -77,7 +79,7 @@ def _refuse_retired_kpp(data: dict[str, Any], where: str) -> None:
     if memory["read"] == "soft":
         rows, columns = rows_and_columns(memory["capacity"])
         if (memory["block"] * rows, memory["block"] * columns) != (memory["size"],) * 2:
-            _retired(f"memory.block={memory['block']}", where)  # blocks between cells
+            _retired(f"memory.block={memory['block']}", where)  # blocks did not match the cells
     if readout["posterior"] != "residual":
         _retired(f"readout.posterior={readout['posterior']}", where)
     if memory["unwritten"] == 1:

@@ -1,6 +1,6 @@
 """Data sets as bytes, and the episodes that models are trained and scored on.
 
-Public names are imported when they are first used, so that `kanerva.data.registry` is light.
+Public names are imported on first use, so that importing `kanerva.data.registry` is quick.
 """
 
 from importlib import import_module
@@ -35,7 +35,7 @@ __all__ = [
     "to_float",
 ]
 
-# No module may bear the name of one of these: importing it would hide the name.
+# No module may have one of these names: importing it would hide the name.
 _NAMES = {
     "binarization": ("binarize", "to_float"),
     "cache": ("cache_dir",),
@@ -52,7 +52,7 @@ def __getattr__(name: str) -> Any:
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
-    globals()[name] = value  # found without this function from now on
+    globals()[name] = value  # later lookups do not call this function
     return value
 
 

@@ -1,4 +1,4 @@
-"""Arrays in npy and npz files: the header first, never unpickled, no more than was expected."""
+"""Read arrays from npy and npz files: the header first, never unpickled, within a size limit."""
 
 import math
 import zipfile
@@ -21,8 +21,8 @@ Stream = Any  # a file, perhaps in a zip: IO[bytes] to a type checker, not to be
 
 @contextmanager
 def damage_named(path: Path, what: str, remedy: str = "") -> Iterator[None]:
-    """One line for a file that is not what it seems: libraries meet those with errors of every
-    kind."""
+    """Turn any exception while reading a file into a one-line `UserError`: on damaged files,
+    libraries raise errors of many kinds."""
     try:
         yield
     except (UserError, MemoryError):
@@ -33,20 +33,20 @@ def damage_named(path: Path, what: str, remedy: str = "") -> Iterator[None]:
 
 @contextmanager
 def open_array(path: Path, name: str) -> Iterator[tuple[Stream, tuple[int, ...], np.dtype]]:
-    """One array of an npz: its bytes, to be read on, its shape and its type."""
+    """Open one array of an npz. Yields a stream at its first value, its shape and its dtype."""
     with open_regular(path) as file, zipfile.ZipFile(file) as archive:
         with archive.open(f"{name}.npy") as member:
             yield member, *read_header(member)
 
 
 def read_header(file: Stream) -> tuple[tuple[int, ...], np.dtype]:
-    """Shape and type of an array; its bytes follow."""
+    """Read the shape and dtype of an array; its values follow in the stream."""
     version = np.lib.format.read_magic(file)
     if version not in HEADERS:
         raise ValueError(f"an array in format {version}")
     try:
         shape, fortran, dtype = HEADERS[version](file)
-    except Exception as error:  # of every kind: numpy reads it as Python's own literals
+    except Exception as error:  # of any kind: numpy evaluates the header as a Python literal
         raise ValueError("an array without a proper header") from error
     if dtype.hasobject:
         raise ValueError("an array of objects, which would have to be unpickled")
@@ -58,8 +58,8 @@ def read_header(file: Stream) -> tuple[tuple[int, ...], np.dtype]:
 
 
 def read_values(file: Stream, shape: tuple[int, ...], dtype: np.dtype, most: int) -> np.ndarray:
-    """All values of an array of at most so many bytes; nothing may follow. At its end a member of
-    a zip is checked against its CRC."""
+    """Read all values of an array of at most `most` bytes; nothing may follow. Reading to the end
+    of a zip member also checks its CRC."""
     size = math.prod(shape) * dtype.itemsize
     if size > most:
         raise ValueError(f"an array of {size} bytes, more than {most}")
@@ -69,13 +69,13 @@ def read_values(file: Stream, shape: tuple[int, ...], dtype: np.dtype, most: int
 
 
 def read_npz(path: Path, name: str, most: int) -> np.ndarray:
-    """One array of an npz, of at most so many bytes."""
+    """Read one array of an npz, of at most `most` bytes."""
     with open_array(path, name) as (member, shape, dtype):
         return read_values(member, shape, dtype, most)
 
 
 def read_npy(path: Path) -> np.ndarray:
-    """The array of an npy file: it is no larger than the file."""
+    """Read the array of an npy file; it is no larger than the file."""
     with open_regular(path) as file:
         return read_values(file, *read_header(file), path.stat().st_size)
 

@@ -1,7 +1,7 @@
-"""Training images turned, scaled, sheared and moved a little: half of them.
+"""Affine augmentation: half of the training images are rotated, scaled, sheared and shifted a bit.
 
-What is turned is also blurred; a model that saw no other images would expect that of all, and one
-that saw kin turned more often than others would know kin by it.
+Resampling also blurs them. A model that saw only such images would expect blur everywhere. And if
+kin (images of one label) were warped more often than others, a model could recognise kin by it.
 """
 
 import math
@@ -13,13 +13,13 @@ from torch import Tensor
 
 from kanerva.shapes import Labels, Pixels
 
-_TURN, _SCALE, _SHEAR, _SHIFT = math.pi / 12, 0.15, 0.2, 1 / 14  # at most; a shift of 1 is half
-_WHOLE = 2  # pixels: the most that a copy is moved which is not turned
+_TURN, _SCALE, _SHEAR, _SHIFT = math.pi / 12, 0.15, 0.2, 1 / 14  # largest; a shift of 1 is half
+_WHOLE = 2  # pixels: the largest shift of a copy that is not warped
 _AT_ONCE = 4096
 
 
 def affine_maps(chance: Float[Tensor, "n 6"]) -> Float[Tensor, "n 2 3"]:
-    """Maps of pictures' coordinates, from numbers on [-1, 1]."""
+    """Affine maps of image coordinates, from random numbers on [-1, 1]."""
     turn, shear = _TURN * chance[:, 0], _SHEAR * chance[:, 1]
     scale = (_SCALE * chance[:, 2:4]).exp()
     linear = torch.stack(
@@ -32,8 +32,8 @@ def affine_maps(chance: Float[Tensor, "n 6"]) -> Float[Tensor, "n 2 3"]:
 def random_affine(
     pixels: Pixels, generator: torch.Generator, labels: Labels | None = None
 ) -> Pixels:
-    """Every other image, as chance has it, under a map of its own, or under that of its label; what
-    comes in from outside is 0."""
+    """Warp each image with probability 1/2, by its own map, or with `labels` by that of its label.
+    Pixels from outside the image are 0."""
     device = pixels.device
     count = len(pixels) if labels is None else int(labels.max()) + 1
     chance = 2 * torch.rand(count, 6, generator=generator, device=device) - 1
@@ -45,8 +45,8 @@ def random_affine(
 
 
 def move_copies(pixels: Pixels, generator: torch.Generator) -> Pixels:
-    """Every image under a map of its own, so that copies of one differ: every other one as above,
-    the rest moved by whole pixels, which blurs nothing."""
+    """Give every image its own map, so that copies of one image differ. Half of the maps are
+    affine; the others are shifts by whole pixels, which do not blur."""
     device, (height, width) = pixels.device, pixels.shape[2:]
     chance = 2 * torch.rand(len(pixels), 6, generator=generator, device=device) - 1
     turned = torch.rand(len(pixels), generator=generator, device=device) < 0.5

@@ -1,8 +1,8 @@
-"""Grey pixels to black and white. The choice moves a model by tens of nats: always name it.
+"""Binarization of grey pixels. The choice moves a bound by tens of nats: always name it.
 
 `sample` adds pixel noise that no model can predict (45.5 nats per MNIST test image, 65.5 per
-Omniglot test image); `static` is the same, drawn once for training too; `threshold` and `dither`
-add none.
+Omniglot test image). `static` does the same, but only once for training too. `threshold` and
+`dither` add no noise.
 """
 
 import numpy as np
@@ -16,10 +16,11 @@ from kanerva.shapes import Pixels
 
 
 def binarize(pixels: Pixels, how: Binarization, generator: torch.Generator | None = None) -> Pixels:
-    """One draw of the set: {0, 1} for every pixel, or the bytes themselves for `none`.
+    """Binarize a set: every pixel becomes 0 or 1. With `none` the bytes are returned unchanged.
 
-    `sample` and `static` draw 1 with probability pixel / 255, in whole numbers: 0 is never drawn as
-    1, and 255 always is. Only these use the generator, which lives where the pixels do.
+    `sample` and `static` give 1 with probability pixel / 255, in integer arithmetic: 0 never
+    becomes 1, and 255 always does. Only these use the generator, which must be on the pixels'
+    device.
     """
     if how == "none":
         return pixels
@@ -36,12 +37,12 @@ def binarize(pixels: Pixels, how: Binarization, generator: torch.Generator | Non
 
 
 def to_float(pixels: UInt8[Tensor, "..."], binarized: bool) -> Float[Tensor, "..."]:
-    """Pixels on [0, 1], as models take them: {0, 1} as they are, bytes divided by 255."""
+    """Convert pixels to floats on [0, 1] for a model: {0, 1} unchanged, bytes divided by 255."""
     return pixels.float() if binarized else pixels.float() / 255
 
 
 def _dither(pixels: Pixels) -> Pixels:
-    """Floyd and Steinberg's error diffusion: Pillow's mode '1', as the author's loader does it."""
+    """Floyd-Steinberg error diffusion: Pillow's mode '1', as in the paper's author's loader."""
     from PIL import Image
 
     planes = pixels.cpu().numpy().reshape(-1, *pixels.shape[2:])  # (N * C, H, W)

@@ -1,4 +1,4 @@
-"""The user's cache folder, and arrays that are worked out once and kept there."""
+"""The user's cache folder, and arrays that are computed once and kept there."""
 
 import hashlib
 import os
@@ -15,7 +15,7 @@ from kanerva.errors import UserError
 from kanerva.plain_files import write_whole
 
 Arrays = dict[str, np.ndarray]
-MOST = 2**30  # bytes of an array that is kept
+MOST = 2**30  # bytes of a cached array
 _NAMES = "names of arrays"
 
 
@@ -33,10 +33,10 @@ def cache_dir() -> Path:
 
 
 def cached_arrays(name: str, key: str, build: Callable[[], Arrays]) -> Arrays:
-    """What `build` returns, from the cache if it was built before under the same key.
+    """Return what `build` returns, from the cache if it was built before under the same key.
 
-    A damaged file is built anew. Where the folder cannot be written the arrays are used all the
-    same, and the next process builds them again.
+    A damaged file is rebuilt. If the folder cannot be written, the arrays are used but not kept,
+    and the next process has to build them.
     """
     short = hashlib.sha256(key.encode()).hexdigest()[:16]
     path = cache_dir() / "built" / f"{name}-{short}.npz"
@@ -47,21 +47,22 @@ def cached_arrays(name: str, key: str, build: Callable[[], Arrays]) -> Arrays:
     try:
         _write(path, arrays)
     except (OSError, UserError) as error:
-        warnings.warn(f"{name} is not kept for next time: {error}", stacklevel=2)
+        warnings.warn(f"{name} is not cached: {error}", stacklevel=2)
     return arrays
 
 
 def _read(path: Path) -> Arrays | None:
-    """The arrays of one file, each checked against its CRC; None when there is nothing sound."""
+    """Read the arrays of one file, each checked against its CRC; None if missing or damaged."""
     if not path.is_file():
         return None
     try:
         with zipfile.ZipFile(path) as stored:
             names = [name.removesuffix(".npy") for name in stored.namelist()]
         arrays = {name: read_npz(path, name, MOST).copy() for name in names}
-        whole = arrays.pop(_NAMES).tolist() == sorted(arrays)  # a sum covers an array, not a list
-        return arrays if whole else None
-    except Exception:  # of every kind, from numpy and zipfile
+        # A CRC covers one array, not which arrays there are
+        complete = arrays.pop(_NAMES).tolist() == sorted(arrays)
+        return arrays if complete else None
+    except Exception:  # numpy and zipfile raise errors of many kinds
         return None
 
 

@@ -1,7 +1,7 @@
-"""CelebA (Liu et al. 2015): 202,599 faces, aligned, 178 x 218, in the split of its publishers.
+"""CelebA (Liu et al. 2015): 202,599 aligned faces, 178 x 218, in the published splits.
 
-Read from `img_align_celeba/000001.jpg` and so on, beside `list_eval_partition.txt`, or both where
-the publishers' folders have them, in `Img/` and `Eval/`.
+Read from `img_align_celeba/000001.jpg` and so on, with `list_eval_partition.txt` beside that
+folder; or from the publishers' folders `Img/` and `Eval/`.
 """
 
 import re
@@ -22,11 +22,11 @@ SHAPE = (3, 64, 64)
 IMAGES, PARTITION = "img_align_celeba", "list_eval_partition.txt"
 SPLITS = {"0": "train", "1": "validation", "2": "test"}  # as numbered in the partition file
 MAX_PARTITION = 2**24  # bytes; the published list has 2.8 million
-LINE = re.compile(r"(\w[\w.-]*)\s+([012])")  # a plain file name: none that leads elsewhere
+LINE = re.compile(r"(\w[\w.-]*)\s+([012])")  # a plain file name, without a path
 
 
 def find_source(place: Path) -> tuple[Path, Path] | None:
-    """The folder of images and the partition file, or None where one of the two is not there."""
+    """The folder of images and the partition file; None if either is missing."""
     for images, partition in ((IMAGES, PARTITION), (f"Img/{IMAGES}", f"Eval/{PARTITION}")):
         if (place / images).is_dir() and (place / partition).is_file():
             return place / images, place / partition
@@ -34,10 +34,11 @@ def find_source(place: Path) -> tuple[Path, Path] | None:
 
 
 def load(split: str, place: Path, crop: int | None = None) -> ImageSet | None:
-    """One split at 64 x 64, or None where the set is not there. Files left out are counted.
+    """Load one split at 64 x 64; None if the set is missing. Missing and unreadable files are
+    counted in a warning.
 
-    The whole picture, not quite square, is made square: Pillow's Lanczos, which averages as it
-    shrinks. With `crop` only a square of that side about the centre is taken; 148 is usual.
+    The whole picture, which is not quite square, is resized to a square with Pillow's Lanczos
+    filter. With `crop` only a centred square of that side is used; 148 is usual.
     """
     source = find_source(place)
     if source is None:
@@ -51,12 +52,12 @@ def load(split: str, place: Path, crop: int | None = None) -> ImageSet | None:
         raise UserError(f"{images}: holds none of the {len(named)} {split} images")
     there = dict(files)
     if missing := [name for name in named if name not in there]:
-        what = f"{len(missing)} are missing, such as {missing[0]}"
-        warnings.warn(f"{images}: of {len(named)} {split} images {what}", stacklevel=2)
+        count = f"{len(missing)} of {len(named)} {split} images are missing"
+        warnings.warn(f"{images}: {count}, such as {missing[0]}", stacklevel=2)
     key = f"{split} crop={crop} {partition.resolve()} {state_of([partition])}"
     read = partial(face, crop=crop)
-    found = packed_files(f"celeba-{split}", key, images, files, read, SHAPE)
-    return ImageSet("celeba", split, torch.from_numpy(found.images))
+    packed = packed_files(f"celeba-{split}", key, images, files, read, SHAPE)
+    return ImageSet("celeba", split, torch.from_numpy(packed.images))
 
 
 def is_present(place: Path) -> bool:
@@ -64,26 +65,26 @@ def is_present(place: Path) -> bool:
 
 
 def read_partition(path: Path) -> list[tuple[str, str]]:
-    """Each image's name and split, in the order of the file: `000001.jpg 0`."""
+    """Read each image's name and split, in file order. A line looks like `000001.jpg 0`."""
     try:
         lines = read_limited(path, MAX_PARTITION).decode("ascii").splitlines()
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not a list of images and splits ({error})") from error
-    found: list[tuple[str, str]] = []
+    entries: list[tuple[str, str]] = []
     for number, line in enumerate(lines, start=1):
         match = LINE.fullmatch(line.strip())
         if match:
-            found.append((match[1], SPLITS[match[2]]))
+            entries.append((match[1], SPLITS[match[2]]))
         elif line.strip():
             raise UserError(
-                f"{path}: line {number} is {line.strip()[:40]!r}, not as in '000001.jpg 0' (0 "
-                "train, 1 validation, 2 test)"
+                f"{path}: line {number} is {line.strip()[:40]!r}, expected something like "
+                "'000001.jpg 0' (0 train, 1 validation, 2 test)"
             )
-    return found
+    return entries
 
 
 def face(path: Path, crop: int | None) -> np.ndarray:
-    """3 x 64 x 64 bytes of one file."""
+    """Read one file as 3 x 64 x 64 bytes."""
     from PIL import Image
 
     picture = open_picture(path, channels=3)

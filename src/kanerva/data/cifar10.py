@@ -29,7 +29,7 @@ FILES = published(
 
 
 def find_batches(place: Path) -> Path | None:
-    """The folder of batches, or else the archive of them, in `place` or in the data root itself."""
+    """The folder of batches, else their archive, in `place` or in the data root itself."""
     places = [place, place.parent]
     folders = [one / FOLDER for one in places if (one / FOLDER).is_dir()]
     archives = [one / ARCHIVE for one in places if (one / ARCHIVE).is_file()]
@@ -37,7 +37,7 @@ def find_batches(place: Path) -> Path | None:
 
 
 def load(split: str, place: Path) -> ImageSet | None:
-    """One split, or None where the set is not there. The test set is what its file holds."""
+    """Load one split; None if the set is missing. The test set is all of its file."""
     source = find_batches(place)
     if source is None:
         return None
@@ -45,12 +45,12 @@ def load(split: str, place: Path) -> ImageSet | None:
     raw = _read_archive(source, names) if source.is_file() else _read_folder(source, names)
     if missing := [name for name in names if name not in raw]:
         raise UserError(
-            f"{source}: {', '.join(missing)} not there: remove it and fetch cifar10 again"
+            f"{source}: {', '.join(missing)} missing: remove it and fetch cifar10 again"
         )
     for name in names:
         if not raw[name] or len(raw[name]) % RECORD:
             raise UserError(
-                f"{source}: {name} is not whole: {len(raw[name])} bytes, not a multiple of {RECORD}"
+                f"{source}: {name} is truncated: {len(raw[name])} bytes, not a multiple of {RECORD}"
             )
     records = np.frombuffer(b"".join(raw[name] for name in names), np.uint8).reshape(-1, RECORD)
     if split != "test":
@@ -65,12 +65,12 @@ def is_present(place: Path) -> bool:
 
 
 def _read_folder(folder: Path, names: tuple[str, ...]) -> dict[str, bytes]:
-    found = [name for name in names if (folder / name).is_file()]
-    return {name: read_limited(folder / name, MOST) for name in found}
+    present = [name for name in names if (folder / name).is_file()]
+    return {name: read_limited(folder / name, MOST) for name in present}
 
 
 class Limited(gzip.GzipFile):
-    """A gzipped file that may unpack to more than the published archive, and not to far more."""
+    """A gzipped file that refuses to unpack to more than MOST bytes."""
 
     left = MOST
 
@@ -83,17 +83,17 @@ class Limited(gzip.GzipFile):
 
 
 def _read_archive(path: Path, names: tuple[str, ...]) -> dict[str, bytes]:
-    """The named batches, read in the archive's own order and nothing unpacked to disk."""
-    found: dict[str, bytes] = {}
-    again = ": remove it and fetch cifar10 again"
-    with damage_named(path, "a whole archive", again), open_regular(path) as zipped:
+    """Read the named batches in one pass over the archive; nothing is unpacked to disk."""
+    batches: dict[str, bytes] = {}
+    remedy = ": remove it and fetch cifar10 again"
+    with damage_named(path, "a complete archive", remedy), open_regular(path) as zipped:
         stream = Limited(fileobj=zipped)
         with tarfile.open(fileobj=stream, mode="r|") as archive:
             for member in archive:
                 name = Path(member.name).name
                 file = archive.extractfile(member) if name in names else None
                 if file is not None:
-                    found[name] = file.read()
+                    batches[name] = file.read()
         while stream.read(2**20):
-            pass  # at its end gzip compares its checksum, and tar does not go there
-    return found
+            pass  # read to the end, where gzip checks its checksum: tar stops before
+    return batches

@@ -1,4 +1,4 @@
-"""Published files: downloaded once, and checked against the MD5 of their publisher's copy."""
+"""Download published files once, and check them against the MD5 of their publisher's copy."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +9,7 @@ from kanerva.plain_files import file_digest
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A published file: where it is, the MD5 of its publisher's copy and its bytes."""
+    """A published file: its URL, the MD5 of its publisher's copy, and its size in bytes."""
 
     name: str
     url: str
@@ -18,12 +18,12 @@ class RemoteFile:
 
 
 def published(base: str, files: dict[str, tuple[str, int]]) -> tuple[RemoteFile, ...]:
-    """Files that lie side by side on a server, by their names."""
+    """Files in one folder of a server, from name to MD5 and size."""
     return tuple(RemoteFile(name, base + name, *rest) for name, rest in files.items())
 
 
 def check_published(files: tuple[RemoteFile, ...], place: Path) -> None:
-    """Refuse a file that has the name and size of a published one and other bytes."""
+    """Refuse a file with the name and size of a published one but other content."""
     for file in files:
         path = place / file.name
         if path.is_file() and path.stat().st_size == file.size:
@@ -39,7 +39,7 @@ def _require_published(path: Path, file: RemoteFile) -> None:
 
 
 def download(files: tuple[RemoteFile, ...], place: Path) -> list[Path]:
-    """The files, in `place`; those already there and right are left alone."""
+    """Download files to `place`, except those that are already there and correct."""
     try:
         place.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -58,7 +58,7 @@ def _download_file(file: RemoteFile, place: Path) -> Path:
         raise UserError("downloads need pooch: pip install 'kanerva[train]'") from error
     try:
         pooch.retrieve(file.url, f"md5:{file.md5}", file.name, place, progressbar=True)
-    except Exception as error:  # whatever the network, the server or the disk came up with
+    except Exception as error:  # anything that the network, the server or the disk raised
         unreached = "Connection" in type(error).__name__ or "Timeout" in type(error).__name__
         reason = "no connection" if unreached else " ".join(str(error).split())[:200]
         raise UserError(

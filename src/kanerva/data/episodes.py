@@ -1,7 +1,7 @@
 """Episodes: the T images that are written into one memory together.
 
-Training draws episodes and pixels afresh each epoch; evaluation has one fixed draw of both, the
-same for every run and model. Where a set has groups (paths), an episode is a run of neighbours.
+Training samples new episodes and pixels each epoch. Evaluation uses one fixed sample of both, the
+same for every run and model. In a set with groups (paths), an episode is a run of neighbours.
 """
 
 from dataclasses import dataclass
@@ -19,21 +19,20 @@ from kanerva.seeding import stream
 from kanerva.shapes import Counted, Episode, Labels, Pixels
 
 Order = Int[Tensor, "n"]  # positions in the image set
-Runs = Int[Tensor, "n T"]  # the same, of whole episodes
+Runs = Int[Tensor, "n T"]  # positions in the image set, one row per episode
 Numbers = Int[Tensor, "total"]
 
 
 class TrainingEpisodes:
-    """Batches of disjoint episodes, each a pure function of (seed, step), in whatever order asked.
+    """Batches of disjoint episodes. Each is a pure function of (seed, step), in any order of steps.
 
-    An epoch is one shuffle of the set and one draw of its pixels; the images that do not fill a
-    last batch wait for the next shuffle. `batch` counts the episodes of all processes together:
-    each gets its own run of them. The order is the same on every device, sampled pixels are the
-    same on every device of a kind. Along paths, an epoch cuts each into as many episodes as fit,
-    from a random start, and shuffles those.
+    An epoch is one shuffle of the set and one sample of its pixels; images that do not fill a last
+    batch are left out. `batch` counts the episodes of all processes together; each process gets its
+    own part. The order is the same on every device; sampled pixels are the same on all devices of a
+    type. In a set with paths, an epoch cuts each path into as many episodes as fit, from a random
+    start, and shuffles those.
 
-    The set lives on the device, where it fits: a batch is then a list of positions, and nothing
-    but that list ever travels.
+    The set is kept on the device if it fits, so that only lists of positions are transferred.
     """
 
     def __init__(
@@ -74,7 +73,7 @@ class TrainingEpisodes:
         self._epoch: tuple[int, Order, Pixels] | None = None
 
     def batch_at(self, step: int) -> Episode:
-        """The episodes of one step, for this process."""
+        """This process's episodes of one step."""
         epoch, step_of_epoch = divmod(step, self.steps_per_epoch)
         order, pixels = self._draw(epoch)
         count = self.batch * self.episode_length
@@ -84,16 +83,17 @@ class TrainingEpisodes:
         return to_float(batch, self.binarization != "none")
 
     def some(self, count: int) -> Float[Tensor, "N C H W"]:
-        """Images from all over the set, the same for every process; greys where pixels change."""
+        """Evenly spaced images of the set, the same for every process. Grey, unless the binarized
+        pixels never change."""
         size = len(self._grey)
         count = min(count, size)
         images = self._grey[torch.arange(count, device=self._grey.device) * size // count]
         return to_float(images.to(self._device), self._is_binary)
 
     def _draw(self, epoch: int) -> tuple[Order, Pixels]:
-        """The order and pixels of an epoch; the latest is kept."""
+        """Sample the order and pixels of an epoch; the latest is kept."""
         if self._epoch is None or self._epoch[0] != epoch:
-            self._epoch = None  # let the last one go before the next takes its room
+            self._epoch = None  # free the last one's memory before the next is made
             device = self._grey.device
             shuffle = stream(self.seed, "order", epoch)  # on the CPU: the same on every device
             count, length = self.steps_per_epoch * self.batch, self.episode_length
@@ -122,7 +122,8 @@ class TrainingEpisodes:
         return self._epoch[1:]
 
     def _draws(self, epoch: int) -> torch.Generator:
-        """Of pixels: afresh each epoch, or always those of the set, whatever the seed."""
+        """The generator that binarizes pixels: new each epoch, or with `static` always the same,
+        whatever the run's seed."""
         static = self.binarization == "static"
         names = (
             ("binarize", self.image_set.name, "train") if static else (self.seed, "binarize", epoch)
@@ -131,9 +132,9 @@ class TrainingEpisodes:
 
 
 def home(images: Pixels, device: torch.device) -> torch.device:
-    """Where a set is kept: on the device, unless it and a draw of its pixels would take more than a
-    quarter of its memory. What else is there does not count: where pixels are drawn must not
-    change from run to run."""
+    """The device to keep a set on: `device`, unless the set and a sample of its pixels would take
+    more than a quarter of its memory. What else is in that memory does not count, because the
+    device that samples pixels must not change from run to run."""
     if device.type != "cuda":
         return device
     room = torch.cuda.get_device_properties(device).total_memory
@@ -142,7 +143,7 @@ def home(images: Pixels, device: torch.device) -> torch.device:
 
 @dataclass(frozen=True)
 class EpisodeBatch:
-    """Some of the fixed episodes: pixels, which of them count, and where they are in the set."""
+    """Some of the fixed episodes: pixels, which images count, and their positions in the set."""
 
     images: Episode
     counted: Counted
@@ -152,9 +153,10 @@ class EpisodeBatch:
 class FixedEpisodes:
     """The episodes that a split is scored on, the same for every run.
 
-    One permutation and one draw of pixels, from the names of set and split alone; disjoint episodes
-    of T. The last is filled by wrapping round, and what fills it is not counted. Along paths it is
-    the last of each path, and what fills it are the frames before it.
+    One permutation and one sample of pixels, which depend only on the names of set and split, give
+    disjoint episodes of T images. The last episode is padded with images from the start, which are
+    not counted. In a set with paths, the last episode of each path is padded with the frames before
+    it.
     """
 
     def __init__(
@@ -195,27 +197,28 @@ class FixedEpisodes:
         return self.indices.shape[0]
 
     def batch(self, start: int, stop: int) -> EpisodeBatch:
-        """Episodes start to stop, less one."""
+        """The episodes in range(start, stop)."""
         indices = self.indices[start:stop]
         images = to_float(self._pixels[indices], self.binarization != "none")
         return EpisodeBatch(images, self.counted[start:stop], indices)
 
     def fingerprint(self, limit: int | None = None) -> str:
-        """SHA-256 of the pixels that are scored, in order, whatever T; of the first episodes."""
+        """SHA-256 of the scored pixels, in an order that does not depend on T. With `limit`, only
+        the first episodes count."""
         scored = self.indices[:limit][self.counted[:limit]]
         if self.image_set.groups is not None:
-            scored = scored.sort().values  # there the order depends on T
+            scored = scored.sort().values  # with paths the order would depend on T
         return pixel_hash(self._pixels[scored])
 
 
 def mix_kin(
     labels: Labels, length: int, count: int, share: float, shuffle: torch.Generator
 ) -> Runs:
-    """So many episodes, a share of them of images with one label, the others of any; fewer where
-    labels have not enough images."""
+    """Sample `count` episodes. A fraction `share` of them have images of one label each, fewer if
+    labels have too few images; the others have any images."""
     labels = labels.cpu()
-    anyhow = torch.randperm(len(labels), generator=shuffle)
-    sorted_by_label = anyhow[labels[anyhow].argsort(stable=True)]
+    shuffled = torch.randperm(len(labels), generator=shuffle)
+    sorted_by_label = shuffled[labels[shuffled].argsort(stable=True)]
     kin = sorted_by_label[cut_paths(labels[sorted_by_label], length, shuffle)]
     kin = kin[: round(share * count)]
     mixed = torch.randperm(len(labels), generator=shuffle)[: len(labels) // length * length]
@@ -224,7 +227,8 @@ def mix_kin(
 
 
 def mix_copies(size: int, length: int, count: int, share: float, shuffle: torch.Generator) -> Runs:
-    """So many episodes, a share of them of one image as often as it takes, the others of any."""
+    """Sample `count` episodes. A fraction `share` of them repeat one image each; the others have
+    any images."""
     kin = torch.randperm(size, generator=shuffle)[: round(share * count)]
     mixed = torch.randperm(size, generator=shuffle)[: (count - len(kin)) * length]
     runs = torch.cat([kin[:, None].expand(-1, length), mixed.view(-1, length)])
@@ -232,23 +236,23 @@ def mix_copies(size: int, length: int, count: int, share: float, shuffle: torch.
 
 
 def cut_paths(groups: Labels, length: int, shuffle: torch.Generator) -> Runs:
-    """Disjoint runs of neighbours: as many as each path holds, from a random start, shuffled."""
+    """Cut paths into disjoint runs of neighbours, as many as fit, from a random start; shuffled."""
     starts, sizes = _paths(groups)
     fit = sizes // length
     spare = sizes - fit * length
-    drawn = torch.rand(len(sizes), generator=shuffle, dtype=torch.float64)
-    starts = starts + (drawn * (spare + 1)).long()
+    offset = torch.rand(len(sizes), generator=shuffle, dtype=torch.float64)
+    starts = starts + (offset * (spare + 1)).long()
     first = starts.repeat_interleave(fit) + length * _counting(fit)
     runs = first[:, None] + torch.arange(length)
     return runs[torch.randperm(len(runs), generator=shuffle)]
 
 
 def cover_paths(groups: Labels, length: int) -> tuple[Runs, Counted]:
-    """Runs of neighbours that count every frame once, path by path; a path's last run ends with it
-    and begins with frames that counted before."""
+    """Cut paths into runs of neighbours such that every frame counts once. A path's last run ends
+    with the path; its first frames may have counted before."""
     starts, sizes = _paths(groups)
     needed = -(-sizes // length)
-    new = starts.repeat_interleave(needed) + length * _counting(needed)  # the first to be counted
+    new = starts.repeat_interleave(needed) + length * _counting(needed)  # first frame that counts
     last = (starts + sizes - length).repeat_interleave(needed)
     runs = torch.minimum(new, last)[:, None] + torch.arange(length)
     return runs, runs >= new[:, None]
@@ -288,7 +292,7 @@ def _check_batch(batch: int, length: int, image_set: ImageSet, world_size: int) 
     if batch < 1:
         raise UserError(f"batch={batch}: use 1 or more episodes")
     holds = _holds(image_set, length)
-    if batch > holds:  # along paths fewer than by the count: none crosses from one to the next
+    if batch > holds:  # with paths fewer fit, because no episode crosses from one to the next
         along = "" if image_set.groups is None else " along its paths"
         raise UserError(
             f"batch={batch} episodes of {length}, and {image_set.name} {image_set.split} holds "

@@ -1,8 +1,8 @@
-"""Characters of the DejaVu fonts that come with matplotlib: data that need no download.
+"""Characters of the DejaVu fonts that come with matplotlib: a data set without a download.
 
-Thousands of characters of many scripts in up to twelve styles, 28 x 28 and grey, ink 255: the
-geometry of Omniglot and MNIST. A picture is a function of its character and style alone, and its
-split of its character alone: a newer font adds to the set and does not deal it anew. All `ours`.
+Thousands of characters of many scripts in up to twelve styles, 28 x 28 and grey, ink 255, as in
+Omniglot and MNIST. A picture depends only on its character and style, and its split only on its
+character: a newer font adds to the set without changing the splits. All `ours`.
 """
 
 import hashlib
@@ -23,13 +23,13 @@ from kanerva.seeding import derive_seed
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
 
-RECIPE = 1  # raise it when a change below changes pictures
+RECIPE = 1  # raise this when a change below changes pictures
 SIZE = 28
-FINE = 4  # drawn at 112 x 112, then averaged down
+FINE = 4  # rendered at 112 x 112, then averaged down
 EM = 34 * FINE  # the largest type: an x-height letter then spans 19 of the 28 pixels
-EXTENT = (19.5, 22.5)  # pixels spanned by a character that is larger than that
+EXTENT = (19.5, 22.5)  # pixels spanned by characters that are larger than that
 PADDING = 2  # so that edges blend into paper
-TURN, SHEAR, SHIFT = math.radians(7), 0.1, 1.5  # the most a picture is turned, slanted, moved
+TURN, SHEAR, SHIFT = math.radians(7), 0.1, 1.5  # largest rotation, slant, shift
 STYLES = (
     *("Sans", "Sans-Bold", "Sans-Oblique", "Sans-BoldOblique"),
     *("SansMono", "SansMono-Bold", "SansMono-Oblique", "SansMono-BoldOblique"),
@@ -38,8 +38,8 @@ STYLES = (
 
 
 def load(split: str, place: Path) -> ImageSet:
-    """One split; its characters are in no other. A label is a code point. Kept in the cache, not in
-    `place`."""
+    """Load one split; its characters are in no other. Labels are code points. The set is kept in
+    the cache, not in `place`."""
     arrays = cached_arrays("glyphs", _recipe(), render_all)
     kept = arrays["split"] == split
     images = torch.from_numpy(arrays["images"][kept])[:, None]
@@ -47,12 +47,12 @@ def load(split: str, place: Path) -> ImageSet:
 
 
 def is_present(place: Path) -> bool:
-    """Always: what is not there yet is drawn."""
+    """Always true: the set is rendered on first use."""
     return True
 
 
 def fetch(place: Path) -> list[Path]:
-    """Draw the set now instead of on first use. Nothing is downloaded."""
+    """Render the set now instead of on first use. Nothing is downloaded."""
     load("train", place)
     return []
 
@@ -64,11 +64,11 @@ def split_of(code_point: int) -> str:
 
 
 def render_all() -> Arrays:
-    """Every character in every style that has it, by code point and then style.
+    """Render every character in every style that has it, sorted by code point, then style.
 
-    A character is left out wherever it appears if one style draws it exactly like an earlier one
-    (Greek Alpha and A): else the same shape could be trained on and tested. A style that draws a
-    character exactly as an earlier style did adds nothing and is skipped.
+    If any style draws a character exactly like an earlier one (Greek Alpha and A), the character is
+    left out in all styles: otherwise the same shape could be in both training and test. A style
+    that draws a character exactly like an earlier style is skipped for that character.
     """
     from tqdm import tqdm
 
@@ -98,10 +98,10 @@ def render_all() -> Arrays:
 
 
 def draw(ink: "Picture", code: int, style: str) -> np.ndarray:
-    """A character in the middle of its frame, a little turned, slanted, scaled and moved.
+    """Draw a character in the middle of its frame, slightly rotated, slanted, scaled and shifted.
 
     Large characters are scaled to fit and small ones keep their size, so a full stop stays a dot.
-    The corners of its box stay inside the frame whatever is drawn: nothing is cut off.
+    The corners of the ink's box always stay inside the frame: nothing is cut off.
     """
     from PIL import Image
 
@@ -113,7 +113,7 @@ def draw(ink: "Picture", code: int, style: str) -> np.ndarray:
     warp = turned @ np.array([[1.0, shear], [0.0, 1.0]])
     box = np.array(ink.size, float)
     warp = warp * min(relative, extent / (np.abs(warp) @ box).max())
-    # Pillow asks where each pixel of the frame comes from: the inverse map, from centre to centre.
+    # Pillow needs the inverse map: where each pixel of the frame comes from. Centre maps to centre.
     back = np.linalg.inv(warp)
     offset = box / 2 + PADDING - back @ (np.full(2, SIZE * FINE / 2) + shift)
     padded = Image.new("L", (ink.width + 2 * PADDING, ink.height + 2 * PADDING))
@@ -126,7 +126,7 @@ def draw(ink: "Picture", code: int, style: str) -> np.ndarray:
 
 
 def _inks(work: list[tuple[int, int]]) -> "Iterator[Picture | None]":
-    """Each character at full size, cropped to its ink; None where there is none."""
+    """Render each character at full size, cropped to its ink; None if it has no ink."""
     from PIL import Image, ImageDraw, ImageFont
 
     basic = ImageFont.Layout.BASIC  # the other engine is not in every build of Pillow
@@ -140,7 +140,7 @@ def _inks(work: list[tuple[int, int]]) -> "Iterator[Picture | None]":
 
 
 def _code_points(style: int) -> list[int]:
-    """What the font maps, less spaces, controls, private use, and marks that need a letter."""
+    """The font's characters, without spaces, controls, private use and combining marks."""
     from matplotlib.ft2font import FT2Font
 
     mapped = FT2Font(_font_path(STYLES[style])).get_charmap()
@@ -152,12 +152,12 @@ def _font_path(style: str) -> str:
 
     path = Path(matplotlib.get_data_path()) / "fonts" / "ttf" / f"DejaVu{style}.ttf"
     if not path.is_file():
-        raise UserError(f"glyphs need matplotlib's fonts, and {path} is missing: reinstall it")
+        raise UserError(f"glyphs need matplotlib's fonts; {path} is missing: reinstall matplotlib")
     return str(path)
 
 
 def _recipe() -> str:
-    """What pictures depend on: this file's recipe, the fonts, and what draws them."""
+    """A cache key of all that pictures depend on: RECIPE, the fonts, and FreeType."""
     from PIL import features
 
     sizes = [Path(_font_path(style)).stat().st_size for style in STYLES]

@@ -22,7 +22,7 @@ HELD_OUT = 10_000  # the last images of the training file are the validation set
 
 
 def read_idx(path: Path) -> UInt8[Tensor, "..."]:
-    """The values of an idx file of unsigned bytes, of any shape, gzipped or plain."""
+    """Read an idx file of unsigned bytes, of any shape, gzipped or plain."""
     with damage_named(path, "a whole idx file", ": remove it and fetch it again"):
         with open_regular(path) as plain:
             with gzip.GzipFile(fileobj=plain) if path.suffix == ".gz" else plain as file:
@@ -38,7 +38,7 @@ def _values(file: Stream) -> np.ndarray:
 
 
 def find_idx(folder: Path, part: str, kind: str) -> Path | None:
-    """The file of a part (train, t10k) and kind (images, labels), under any of its usual names."""
+    """Find the file of a part (train, t10k) and kind (images, labels) under its usual names."""
     dims = {"images": 3, "labels": 1}[kind]
     for joint in ("-", "."):
         for suffix in ("", ".gz"):
@@ -49,9 +49,9 @@ def find_idx(folder: Path, part: str, kind: str) -> Path | None:
 
 
 def load_idx_set(name: str, split: str, place: Path) -> ImageSet | None:
-    """One split of the set in `place`, or None where its images are not there.
+    """Load one split of the set in `place`; None if its images are missing.
 
-    The training file is cut in two: all but the last 10,000 to train on, those to validate with.
+    The last 10,000 images of the training file are the validation split.
     """
     part = "t10k" if split == "test" else "train"
     images_path = find_idx(place, part, "images")
@@ -66,13 +66,13 @@ def load_idx_set(name: str, split: str, place: Path) -> ImageSet | None:
         raise UserError(f"{labels_path}: {len(labels)} labels for {len(images)} images")
     kept = slice(None)
     if part == "train":
-        cut = len(images) - min(HELD_OUT, len(images) // 6)  # a sixth, when the file is a small one
+        cut = len(images) - min(HELD_OUT, len(images) // 6)  # at most a sixth, for small files
         kept = slice(cut) if split == "train" else slice(cut, None)
     return ImageSet(name, split, images[kept, None], None if labels is None else labels[kept])
 
 
 def has_test_images(place: Path) -> bool:
-    """Whether the images of the test split are there."""
+    """Whether the images of the test split are present."""
     return find_idx(place, "t10k", "images") is not None
 
 

@@ -1,4 +1,4 @@
-"""A split of a data set as it is held in memory: whole bytes, in an order that never changes."""
+"""A split of a data set in memory: bytes, in a fixed order."""
 
 import hashlib
 from dataclasses import dataclass
@@ -8,11 +8,11 @@ from kanerva.shapes import Labels, Pixels
 
 @dataclass(frozen=True)
 class ImageSet:
-    """The images of one split, before any binarization. Ink is 255 and paper 0 where that applies.
+    """The images of one split, before any binarization. In drawings ink is 255 and paper 0.
 
-    Labels say what an image shows (a digit, a character, a code point); no model is given them.
-    Groups are for frames: the path each is from. A path's frames are adjacent and in order, and
-    episodes are then runs of neighbours from one path instead of images from anywhere.
+    Labels say what an image shows (a digit, a character, a code point); no model sees them. Groups
+    are for video frames: the path that each frame belongs to. A path's frames are adjacent and in
+    order. Episodes are then runs of neighbouring frames instead of random images.
     """
 
     name: str
@@ -34,12 +34,12 @@ class ImageSet:
         return channels, height, width
 
     def fingerprint(self) -> str:
-        """SHA-256 of shape and pixels: equal where the same images are held in one order."""
+        """SHA-256 of shape and pixels: equal for the same images in the same order."""
         return pixel_hash(self.images)
 
 
 def pixel_hash(pixels: Pixels) -> str:
-    """SHA-256, in hex, of the shape and then the bytes."""
+    """SHA-256 of the shape and then the bytes, in hex."""
     digest = hashlib.sha256(repr(tuple(pixels.shape)).encode())
     digest.update(pixels.cpu().contiguous().numpy().data)
     return digest.hexdigest()

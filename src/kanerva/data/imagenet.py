@@ -1,11 +1,11 @@
-"""ImageNet made small, 32 x 32 or 64 x 64 (Chrabaszcz et al. 2017).
+"""Downsampled ImageNet, 32 x 32 or 64 x 64 (Chrabaszcz et al. 2017).
 
 Read from the published npz files (`train_data_batch_1.npz` and so on, `val_data.npz`) or from
-folders of images, such as the PNGs of van den Oord et al. (2016) or Tiny ImageNet. These were made
-small in different ways: a figure on one says nothing of another.
+folders of images, such as the PNGs of van den Oord et al. (2016) or Tiny ImageNet. These were
+downsampled in different ways: their results are not comparable.
 
-Test is the official validation set, as is usual. Validation is a fixed draw of 10,000 training
-images. The published pickles can run code when they are opened, so they are not.
+Test is the official validation set, as is usual. Validation is a fixed random sample of 10,000
+training images. The published pickles are never opened, because that can run code.
 """
 
 import re
@@ -33,15 +33,15 @@ from kanerva.plain_files import open_regular
 from kanerva.seeding import stream
 
 SIZES = {"imagenet32": 32, "imagenet64": 64}
-HELD_OUT = 10_000  # training images that are kept for validation; a tenth where there are few
-MAX_IMAGES = 2_000_000  # ImageNet has 1,281,167: a file that claims far more is not of it
+HELD_OUT = 10_000  # training images that are kept for validation; at most a tenth
+MAX_IMAGES = 2_000_000  # ImageNet has 1,281,167: a file with far more is something else
 CHUNK = 4096  # images that are read at once
 BATCH = re.compile(r"train_data_batch_(\d+)\.npz")
 
 
 def find_imagenet(name: str, part: str, place: Path) -> list[Path]:
-    """The official `train` or `val`: npz files in `place` or a folder in it, in their order; else
-    one folder of images; else nothing."""
+    """Find the official `train` or `val`: npz files in `place` or in a folder there, in order; else
+    one folder of images; else an empty list."""
     size = SIZES[name]
     found = [*place.glob("*.npz"), *place.glob("*/*.npz")]
     if part == "val":
@@ -61,33 +61,33 @@ def find_imagenet(name: str, part: str, place: Path) -> list[Path]:
 
 
 def load_imagenet(name: str, split: str, place: Path) -> ImageSet | None:
-    """One split, or None where the set is not there. Labels are as stored, where they are."""
+    """Load one split; None if the set is missing. Labels are as stored, if any."""
     size = SIZES[name]
     part = "val" if split == "test" else "train"
     source = find_imagenet(name, part, place)
     if not source:
         pickles = [*place.glob("train_data_batch_1"), *place.glob("val_data")]
         if pickles:
-            raise UserError(f"{pickles[0]}: a pickle, which is never opened here: use the npz form")
+            raise UserError(f"{pickles[0]}: pickles are never opened: use the npz files")
         if find_imagenet(name, "train" if part == "val" else "val", place):
             file = "val_data.npz" if part == "val" else "train_data_batch_1.npz"
             raise UserError(f"{place}: neither {file} nor a folder {part}/ is there")
         return None
     if source[0].is_dir():
-        found = _folder(name, split, source[0], size)
+        packed = _folder(name, split, source[0], size)
     else:
-        found = _npz(name, split, source, size)
-    labels = None if found.labels is None else torch.from_numpy(found.labels)
-    return ImageSet(name, split, torch.from_numpy(found.images), labels)
+        packed = _npz(name, split, source, size)
+    labels = None if packed.labels is None else torch.from_numpy(packed.labels)
+    return ImageSet(name, split, torch.from_numpy(packed.images), labels)
 
 
 def has_test_images(name: str, place: Path) -> bool:
-    """Whether the official validation set, which is test here, is there."""
+    """Whether the official validation set is present; it is the test split here."""
     return bool(find_imagenet(name, "val", place))
 
 
 def in_split(name: str, split: str, count: int) -> np.ndarray:
-    """Which images of a part are in a split: all of val in test, most of train in train."""
+    """Which images of a part are in a split. All of val are test; train is split in two."""
     if split == "test":
         return np.ones(count, bool)
     if count < 2:
@@ -103,10 +103,10 @@ def in_split(name: str, split: str, count: int) -> np.ndarray:
 
 
 def _folder(name: str, split: str, folder: Path, size: int) -> Packed:
-    """All images under a folder. Those of another size are squeezed into the square, as in the npz
-    files: Pillow's box filter, no crop."""
-    found = image_files(folder)
-    if not found:
+    """Load all images under a folder. Those of another size are resized to the square without a
+    crop, by Pillow's box filter, as in the npz files."""
+    every = image_files(folder)
+    if not every:
         raise UserError(f"{folder}: holds no images")
 
     def read(path: Path) -> np.ndarray:
@@ -117,8 +117,8 @@ def _folder(name: str, split: str, folder: Path, size: int) -> Packed:
             picture = picture.resize((size, size), Image.Resampling.BOX)
         return channels_first(picture)
 
-    chosen = in_split(name, split, len(found))
-    files = [file for file, kept in zip(found, chosen, strict=True) if kept]
+    chosen = in_split(name, split, len(every))
+    files = [file for file, kept in zip(every, chosen, strict=True) if kept]
     return packed_files(f"{name}-{split}", split, folder, files, read, (3, size, size))
 
 
@@ -152,7 +152,7 @@ def _npz(name: str, split: str, files: Sequence[Path], size: int) -> Packed:
 
 
 def _count(path: Path, size: int) -> int:
-    """How many images a file says it holds, after a look at the header of `data` alone."""
+    """The number of images in a file, from the header of `data` alone."""
     with _array(path, "data") as (_, shape, dtype):
         known = ((3 * size * size,), (3, size, size))
         if dtype != np.uint8 or shape[1:] not in known or shape[0] < 1:
@@ -163,13 +163,13 @@ def _count(path: Path, size: int) -> int:
 
 
 def _images(path: Path, count: int, size: int) -> Iterator[tuple[int, np.ndarray]]:
-    """The images of a file in order, some at a time, each time with the position of the first."""
-    one = 3 * size * size
+    """Yield the images of a file in order, in chunks, each with the position of its first image."""
+    image_bytes = 3 * size * size
     with _array(path, "data") as (member, _, _):
         for first in range(0, count, CHUNK):
-            some = min(CHUNK, count - first)
-            raw = read_exactly(member, some * one)
-            yield first, np.frombuffer(raw, np.uint8).reshape(some, 3, size, size)
+            chunk = min(CHUNK, count - first)
+            raw = read_exactly(member, chunk * image_bytes)
+            yield first, np.frombuffer(raw, np.uint8).reshape(chunk, 3, size, size)
         require_end(member)
 
 

@@ -1,4 +1,4 @@
-"""Pictures of your own: a folder tree as a data set, or files named on the command line."""
+"""A user's own images: a folder tree as a data set, or files named on the command line."""
 
 import hashlib
 import os
@@ -25,8 +25,8 @@ from kanerva.data.registry import SPLITS
 from kanerva.errors import UserError
 from kanerva.shapes import Pixels
 
-PACKED_FROM = 32_000_000  # bytes of a split's pixels: from here on a folder is kept packed
-SMALL_FOLDER = 200  # up to here a tenth of the files may be none at all
+PACKED_FROM = 32_000_000  # bytes of a split's pixels: a larger folder is packed into the cache
+SMALL_FOLDER = 200  # files: in a folder up to this size a split could be empty by chance
 
 
 def load(
@@ -36,22 +36,22 @@ def load(
     size: tuple[int, int] = (64, 64),
     channels: int = 3,
 ) -> ImageSet:
-    """One split of the pictures under `folder`, wherever it is: `place` plays no part."""
+    """Load one split of the pictures under `folder`; `place` is not used."""
     return load_folder(folder.expanduser(), split, size, channels)
 
 
 def is_present(place: Path) -> bool:
-    """Never: what there is depends on the folder."""
+    """Always false: it depends on the folder."""
     return False
 
 
 def load_folder(
     folder: Path, split: str, size: tuple[int, int] = (64, 64), channels: int = 3
 ) -> ImageSet:
-    """One split of all pictures under a folder, by path, cropped about the centre and resized.
+    """Load one split of all pictures under a folder, sorted by path, centre-cropped and resized.
 
-    Files are dealt 80/10/10 by a hash of their path, so one more file moves no other; in a small
-    folder an empty split is lent a picture. Files that cannot be read are skipped and counted.
+    Files are split 80/10/10 by a hash of their path, so a new file does not move others. In a small
+    folder an empty split gets a picture from the largest. Unreadable files are skipped and counted.
     """
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder of images")
@@ -66,8 +66,8 @@ def load_folder(
         return fitted(open_picture(path, channels), size)
 
     if check_size(folder, len(files), shape) >= PACKED_FROM and not small:
-        found = packed_files("images", f"{split} {shape}", folder, files, read, shape)
-        return ImageSet("images", split, torch.from_numpy(found.images))
+        packed = packed_files("images", f"{split} {shape}", folder, files, read, shape)
+        return ImageSet("images", split, torch.from_numpy(packed.images))
     problems: dict[str, str] = {}
     pictures = dict(read_files(files, read, "images", problems))
     if note := skipped(folder, problems, len(files)):
@@ -85,11 +85,13 @@ def load_images(
     resize: bool = False,
     problems: dict[str, str] | None = None,
 ) -> Pixels:
-    """The given files, and for a folder all images in it, as a model of this shape takes them.
-    Files that cannot be read are entered in `problems` and left out; without it, an error."""
+    """Load files, and all images of folders, for a model with this image shape.
+
+    Unreadable files are added to `problems` and left out. Without `problems`, they are an error.
+    """
     files: list[Path] = []
     for path in paths:
-        if not os.path.exists(path):  # False for names that no system takes
+        if not os.path.exists(path):  # also False for names that are not valid
             raise UserError(f"{path}: no such file or folder")
         if path.is_dir():
             files += _readable_files(path, image_shape[0])
@@ -101,7 +103,7 @@ def load_images(
     channels, height, width = image_shape
     pictures: list[np.ndarray] = []
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Pillow's, about files that it reads all the same
+        warnings.simplefilter("ignore")  # Pillow warns about files that it can read
         for file in files:
             try:
                 picture = open_picture(file, channels)
@@ -111,36 +113,36 @@ def load_images(
                 problems[str(file)] = str(problem)
                 continue
             if picture.size != (width, height) and not resize:
-                found = f"{picture.width} x {picture.height}"
-                raise UserError(f"{file}: {found} where {width} x {height} is needed: use --resize")
+                size = f"{picture.width} x {picture.height}"
+                raise UserError(f"{file}: {size} where {width} x {height} is needed: use --resize")
             pictures.append(fitted(picture, (height, width)))
     return torch.from_numpy(np.array(pictures, dtype=np.uint8).reshape(-1, *image_shape))
 
 
 def _readable_files(folder: Path, channels: int) -> list[Path]:
-    """All images in a folder; those that cannot be read are skipped and counted."""
-    found = image_files(folder)
-    if not found:
+    """List all images in a folder. Unreadable ones are skipped and counted in a warning."""
+    every = image_files(folder)
+    if not every:
         raise UserError(f"{folder}: holds no images ({', '.join(sorted(SUFFIXES))})")
     problems: dict[str, str] = {}
-    for name, file in found:
+    for name, file in every:
         try:
             open_picture(file, channels)
         except Unreadable as problem:
             problems[name] = str(problem)
-    if note := skipped(folder, problems, len(found)):
+    if note := skipped(folder, problems, len(every)):
         warnings.warn(note, stacklevel=3)
-    return [file for name, file in found if name not in problems]
+    return [file for name, file in every if name not in problems]
 
 
 def split_of(name: str) -> str:
-    """The split of a relative path: one file in ten to validation, one to test."""
+    """The split of a relative path: one file in ten is validation, one is test."""
     tenth = _hash(name) % 10
     return {0: "validation", 1: "test"}.get(tenth, "train")
 
 
 def _deal(names: list[str]) -> dict[str, str]:
-    """Each name's split; from three names on, a split left empty takes one from the largest."""
+    """Assign each name a split. From three names on, an empty split takes one from the largest."""
     deal = {name: split_of(name) for name in names}
     for split in SPLITS if len(names) >= len(SPLITS) else ():
         if split not in deal.values():

@@ -1,4 +1,4 @@
-"""Data sets by name: where they are looked for, loading a split, fetching the files."""
+"""Data sets by name: find them, load a split, download the files."""
 
 import os
 from importlib import import_module
@@ -14,7 +14,7 @@ from kanerva.errors import UserError
 
 
 def data_root(explicit: Path | None = None) -> Path:
-    """Where data are looked for and fetched to: as given, else `$KANERVA_DATA`, else the cache."""
+    """The folder of the data sets: `explicit`, else `$KANERVA_DATA`, else the cache folder."""
     if explicit is not None:
         return Path(explicit).expanduser()
     chosen = os.environ.get("KANERVA_DATA")
@@ -27,8 +27,11 @@ def load(
     root: Path | None = None,
     **options: Any,
 ) -> ImageSet:
-    """One split of a set: train, validation or test. Options are for the sets that take them:
-    folder, size and channels for `images`, crop for `celeba`. None is the same as not given."""
+    """Load one split of a set: train, validation or test.
+
+    Some sets take options: folder, size and channels for `images`, crop for `celeba`. An option
+    that is None counts as not given.
+    """
     entry = info(name)
     if split not in SPLITS:
         raise UserError(f"unknown split {split!r}: choose one of {', '.join(SPLITS)}")
@@ -37,31 +40,32 @@ def load(
         if option not in entry.options:
             raise _misplaced(f"{option}={value}", option, name)
     if entry.needs and entry.needs not in options:
-        raise UserError(f"{name} needs a {entry.needs}: say which")
+        raise UserError(f"{name} needs the option {entry.needs}")
     place = data_root(root)
     module = _module(name)
-    for folder in (place, place / name):  # cifar10 may lie in either
+    for folder in (place, place / name):  # cifar10 may be in either
         check_published(getattr(module, "FILES", ()), folder)
-    found = module.load(split, place / name, **options)
-    if found is None:
+    image_set = module.load(split, place / name, **options)
+    if image_set is None:
         fetching = f"run `kanerva data fetch {name}`"
         remedy = f"put {entry.by_hand} into {name}/" if entry.by_hand else fetching
         raise UserError(
             f"{name} not found in {place}: {remedy}, or point --data-root "
             f"or $KANERVA_DATA at a folder that holds {name}/"
         )
-    return found
+    return image_set
 
 
 def is_present(name: str, root: Path | None = None) -> bool:
-    """Whether `load` would find the set's test split. `images` depends on the folder: never."""
+    """Whether `load` would find the set's test split. Always false for `images`, which depends on
+    the folder."""
     return _module(name).is_present(data_root(root) / name)
 
 
 def fetch(name: str, root: Path | None = None) -> list[Path]:
-    """Put the files of a set into `<root>/<name>/`; those already there and right are left alone.
+    """Download the files of a set to `<root>/<name>/`, except those already there and correct.
 
-    `glyphs` and `mazes` are drawn, not downloaded: this draws them now instead of on first use.
+    `glyphs` and `mazes` are not downloaded but rendered: now, instead of on first use.
     """
     entry, module = info(name), _module(name)
     place = data_root(root) / name
@@ -79,10 +83,10 @@ def _module(name: str) -> ModuleType:
     return import_module(info(name).module or f"kanerva.data.{name}")
 
 
-def _misplaced(given: str, option: str, name: str) -> UserError:
+def _misplaced(flag: str, option: str, name: str) -> UserError:
     takers = [entry.name for entry in DATASETS.values() if option in entry.options]
     if not takers:
         own = ", ".join(info(name).options) or "no options"
-        return UserError(f"{given} is for no data set: {name} takes {own}")
+        return UserError(f"no data set takes {flag}: {name} takes {own}")
     sets = "set" if len(takers) == 1 else "sets"
-    return UserError(f"{given} is for the data {sets} {', '.join(takers)}, not for {name}")
+    return UserError(f"{flag} is for the data {sets} {', '.join(takers)}, not for {name}")

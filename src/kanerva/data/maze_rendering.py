@@ -1,4 +1,4 @@
-"""Mazes drawn by MuJoCo, path by path, in several processes. Only these import the extra."""
+"""Render mazes with MuJoCo, path by path, in worker processes. Only these import the extra."""
 
 import functools
 import io
@@ -24,13 +24,13 @@ from kanerva.errors import UserError
 from kanerva.seeding import derive_seed
 
 SIDE = 64
-FRAMES = 120  # of a path: whole episodes of 8, 10, 12, 20, 24, 30, 40, 60, and room for 64
+FRAMES = 120  # of a path: a multiple of 8, 10, 12, 20, 24, 30, 40 and 60, and more than 64
 
-CELLS = 15  # a maze's side; outer walls included
-ROOMS, ROOM = 6, (3, 5)  # the most rooms of a maze, and their sides
-STYLES, SKIES = 5, 3  # sets of textures that labmaze has
-HEIGHT, EYE, VIEW = 2.0, 1.0, 90.0  # of walls and eye, in a world of two to a cell; degrees
-AMBIENT, DIFFUSE = 0.4, 0.6  # light from everywhere, and from the eye
+CELLS = 15  # a maze's side, with its outer walls
+ROOMS, ROOM = 6, (3, 5)  # largest number of rooms, and range of their sides
+STYLES, SKIES = 5, 3  # sets of textures in labmaze
+HEIGHT, EYE, VIEW = 2.0, 1.0, 90.0  # heights of walls and camera (a cell is 2 wide); degrees
+AMBIENT, DIFFUSE = 0.4, 0.6  # ambient light, and light from the camera
 
 Frames = UInt8[np.ndarray, "n H W 3"]
 
@@ -39,17 +39,17 @@ Frames = UInt8[np.ndarray, "n H W 3"]
 
 
 def pack(frames: Frames) -> bytes:
-    """A path as one tall picture, frame below frame, in lossless WebP."""
+    """Pack a path as one tall picture, frame below frame, in lossless WebP."""
     from PIL import Image
 
     buffer = io.BytesIO()
     strip = Image.fromarray(frames.reshape(-1, *frames.shape[2:]))
-    strip.save(buffer, "WEBP", lossless=True, quality=50, method=4)  # more effort gains 4 %
+    strip.save(buffer, "WEBP", lossless=True, quality=50, method=4)  # more effort saves only 4 %
     return buffer.getvalue()
 
 
 def unpack(packed: bytes) -> Frames:
-    """The very frames that were packed."""
+    """The inverse of `pack`, without loss."""
     pixels = np.asarray(open_picture(packed, channels=3, formats=("WEBP",)))
     return pixels.reshape(-1, SIDE, *pixels.shape[1:])
 
@@ -58,7 +58,7 @@ def unpack(packed: bytes) -> Frames:
 
 
 def render_path(seed: int, split: str, number: int, frames: int = FRAMES) -> Frames:
-    """One walk through one maze. Needs the extra, and `$MUJOCO_GL` before anything imports it."""
+    """Render one walk through one maze. Needs the extra, and `$MUJOCO_GL` set before its import."""
     import labmaze  # pyright: ignore[reportMissingImports]
     from dm_control import mjcf  # pyright: ignore[reportMissingImports]
     from dm_control.locomotion.arenas import (  # pyright: ignore[reportMissingImports]
@@ -89,14 +89,14 @@ def render_path(seed: int, split: str, number: int, frames: int = FRAMES) -> Fra
         floor_textures=labmaze_textures.FloorTextures(style=f"style_{style:02}"),
     )
     arena.text_maze_regenerated_hook = lambda: paint_rooms(maze.entity_layer, maze.variations_layer)
-    with _numpy_seeded(int(random.integers(2**32))):  # the arena draws from NumPy's global state
+    with _numpy_seeded(int(random.integers(2**32))):  # the arena uses NumPy's global generator
         arena.regenerate()
     free = np.array([[token == " " for token in row] for row in maze.entity_layer])
-    root: Any = arena.mjcf_model  # its attributes are made from a schema
+    root: Any = arena.mjcf_model  # attributes come from a schema at run time
     _lighten_textures(root)
     light = root.visual.headlight
     light.ambient, light.diffuse, light.specular = [AMBIENT] * 3, [DIFFUSE] * 3, [0.0] * 3
-    root.visual.quality.shadowsize = 0  # the light casts none, and room for them takes time
+    root.visual.quality.shadowsize = 0  # there are no shadows, and their buffer takes time
     window = getattr(root.visual, "global")
     window.offwidth, window.offheight = SIDE, SIDE
     eye = root.worldbody.add("camera", name="eye", fovy=VIEW).full_identifier
@@ -104,21 +104,21 @@ def render_path(seed: int, split: str, number: int, frames: int = FRAMES) -> Fra
     try:
         camera = engine.Camera(physics, SIDE, SIDE, eye)
         which = physics.model.name2id(eye, "camera")
-        drawn = np.empty((frames, SIDE, SIDE, 3), np.uint8)
+        rendered = np.empty((frames, SIDE, SIDE, 3), np.uint8)
         for frame, (row, column, heading) in enumerate(walk(free, random, frames)):
             ((x, y, _),) = arena.grid_to_world_positions([(row, column)])
-            along, up = math.cos(heading), -math.sin(heading)  # the world's y is up the grid
+            along, up = math.cos(heading), -math.sin(heading)  # y points up, rows down
             physics.data.cam_xpos[which] = x, y, EYE
-            # columns: the camera's right, its up, and what is behind it
+            # columns: the camera's right, up and back vectors
             physics.data.cam_xmat[which] = up, 0, -along, -along, 0, -up, 0, 1, 0
-            drawn[frame] = camera.render()
+            rendered[frame] = camera.render()
     finally:
         physics.free()
-    return drawn
+    return rendered
 
 
 def paint_rooms(walls: np.ndarray, rooms: np.ndarray) -> None:
-    """Walls that touch a room take its letter, and so a colour of their own."""
+    """Give walls that touch a room the room's letter, and so its colour."""
     for row, column in zip(*np.nonzero(walls == "*"), strict=True):
         near = rooms[max(0, row - 1) : row + 2, max(0, column - 1) : column + 2]
         letters = sorted(set(near.flatten().tolist()) - {"."})
@@ -127,8 +127,8 @@ def paint_rooms(walls: np.ndarray, rooms: np.ndarray) -> None:
 
 
 def _lighten_textures(root: Any) -> None:
-    """Only what a maze uses, at a quarter of its side: still finer than a frame shows, and read and
-    handed to OpenGL in a tenth of the time."""
+    """Keep only the textures that a maze uses, at a quarter of their side. They are still finer
+    than a frame shows, and load in a tenth of the time."""
     from dm_control import mjcf  # pyright: ignore[reportMissingImports]
 
     used = {material.texture.full_identifier for material in root.find_all("material")}
@@ -168,10 +168,11 @@ def _numpy_seeded(seed: int) -> Iterator[None]:
 def render(
     seed: int, paths: dict[str, int], frames: int = FRAMES, workers: int | None = None
 ) -> dict[str, list[bytes]]:
-    """So many packed paths for each split; whatever the number of workers, the same ones.
+    """Render packed paths, `paths[split]` of them for each split, independent of `workers`.
 
-    Workers end with this function, however it ends, or after a path when this process is gone.
-    They are plain subprocesses: those of `multiprocessing` would run the caller's script again.
+    Workers are stopped when this function ends, even by an error; if this process dies, they stop
+    after their current path. They are plain subprocesses, because `multiprocessing` would re-run
+    the caller's script.
     """
     from tqdm import tqdm
 
@@ -181,17 +182,17 @@ def render(
     bar = tqdm(total=len(orders) * frames, desc="rendering mazes", unit="frame", disable=None)
     with bar, tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        hired = []
+        started = []
         try:
             for number in range(workers):
-                hired.append(_hire(folder, number, orders[number::workers]))
-            while any(process.poll() is None for process in hired):
+                started.append(_start_worker(folder, number, orders[number::workers]))
+            while any(process.poll() is None for process in started):
                 time.sleep(0.1)
                 bar.update(len(list(folder.glob("*.webp"))) * frames - bar.n)
-                _check(hired, folder)
-            _check(hired, folder)
+                _check(started, folder)
+            _check(started, folder)
         finally:
-            for process in hired:
+            for process in started:
                 process.kill()
                 process.wait()
         return {
@@ -203,10 +204,10 @@ def render(
 Order = tuple[int, str, int, int]  # seed, split, number, frames
 
 
-def _hire(folder: Path, number: int, orders: list[Order]) -> subprocess.Popen[bytes]:
-    """A process that renders its share into files."""
+def _start_worker(folder: Path, number: int, orders: list[Order]) -> subprocess.Popen[bytes]:
+    """Start a process that renders its share of paths to files."""
     here = os.pathsep.join(path or os.getcwd() for path in sys.path)
-    quiet = {"LP_NUM_THREADS": "0", "OMP_NUM_THREADS": "1"}  # a process is a core's work
+    quiet = {"LP_NUM_THREADS": "0", "OMP_NUM_THREADS": "1"}  # one core per process
     script = "from kanerva.data.maze_rendering import work; work()"
     with (folder / f"{number}.log").open("wb") as log:
         return subprocess.Popen(
@@ -214,12 +215,12 @@ def _hire(folder: Path, number: int, orders: list[Order]) -> subprocess.Popen[by
             env=os.environ | quiet | {"PYTHONPATH": here} | opengl(),
             stdout=log,
             stderr=log,
-            start_new_session=True,  # Ctrl-C is for the one who asked
+            start_new_session=True,  # Ctrl-C goes only to this process
         )
 
 
 def work() -> None:
-    """What a hired process does, while somebody waits for it."""
+    """The work of a worker process. It stops when its parent is gone."""
     folder, parent, orders = sys.argv[1:]
     for seed, split, number, frames in json.loads(orders):
         if os.getppid() != int(parent):
@@ -229,12 +230,12 @@ def work() -> None:
         draft.rename(draft.with_suffix(".webp"))
 
 
-def _check(hired: list[subprocess.Popen[bytes]], folder: Path) -> None:
-    """Say why a process that ended badly did."""
-    for number, process in enumerate(hired):
+def _check(started: list[subprocess.Popen[bytes]], folder: Path) -> None:
+    """Raise an error with the last output of a worker that failed."""
+    for number, process in enumerate(started):
         if process.poll():
-            said = (folder / f"{number}.log").read_text(errors="replace").strip()
-            last = said.split("\n")[-1].strip()[:200] or f"ended with {process.returncode}"
+            output = (folder / f"{number}.log").read_text(errors="replace").strip()
+            last = output.split("\n")[-1].strip()[:200] or f"ended with {process.returncode}"
             raise UserError(
                 f"mazes cannot be rendered: {last} (MUJOCO_GL="
                 f"{opengl()['MUJOCO_GL']}: it needs Debian's libosmesa6, or libegl1 for egl)"
@@ -242,8 +243,8 @@ def _check(hired: list[subprocess.Popen[bytes]], folder: Path) -> None:
 
 
 def opengl() -> dict[str, str]:
-    """What draws without a screen: as `$MUJOCO_GL` says, else Mesa in software where it is (the
-    same frames whatever the graphics card), else EGL."""
+    """The OpenGL that renders without a screen: `$MUJOCO_GL` if set, else Mesa in software if
+    installed (the same frames on any graphics card), else EGL."""
     return {
         "MUJOCO_GL": os.environ.get("MUJOCO_GL") or ("osmesa" if find_library("OSMesa") else "egl")
     }

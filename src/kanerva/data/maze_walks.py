@@ -1,4 +1,4 @@
-"""Walks through a maze: from goal to goal by shortest ways, as one who looks where one goes."""
+"""Walks through a maze: from goal to goal by shortest paths, looking ahead."""
 
 import math
 from collections import deque
@@ -6,20 +6,23 @@ from collections import deque
 import numpy as np
 from jaxtyping import Bool, Float
 
-STEP, TURN = 0.25, math.radians(20)  # the most in a frame: cells walked, angle turned
-AHEAD, ROUND = 0.5, 0.6  # cells: how far ahead one looks; over how much a corner is rounded
-SWAY, SWAY_FRAMES = math.radians(10), 24  # the head turns a little to and fro
-FINE = 50  # points of a way to a cell
+STEP, TURN = 0.25, math.radians(20)  # most per frame: cells walked, angle turned
+AHEAD, ROUND = 0.5, 0.6  # cells: how far ahead the walker looks; length over which corners round
+SWAY, SWAY_FRAMES = math.radians(10), 24  # amplitude and period of the head's swaying
+FINE = 50  # points of a path per cell
 
-Free = Bool[np.ndarray, "rows columns"]  # a maze: where there is no wall
+Free = Bool[np.ndarray, "rows columns"]  # a maze: True where there is no wall
 Points = Float[np.ndarray, "n 2"]  # row and column, in cells
-Poses = Float[np.ndarray, "n 3"]  # the same and the heading: 0 looks along a row, pi / 2 down
+Poses = Float[np.ndarray, "n 3"]  # row, column and heading: 0 looks along a row, pi / 2 down
 Cell = tuple[int, int]
 
 
 def walk(free: Free, random: np.random.Generator, frames: int) -> Poses:
-    """Where one stands and looks in each frame: from goal to goal by shortest ways, corners
-    rounded, never faster than a step and a turn a frame. What lies behind is turned to first."""
+    """Position and heading in each frame of a random walk.
+
+    The walker takes shortest paths from goal to goal, rounds corners, and moves at most STEP and
+    turns at most TURN per frame. If the next goal lies behind, it first turns around.
+    """
     cells = [(row, column) for row, column in np.argwhere(free).tolist()]
     here = cells[random.integers(len(cells))]
     phase = random.uniform()
@@ -28,8 +31,8 @@ def walk(free: Free, random: np.random.Generator, frames: int) -> Poses:
     while len(poses) < frames:
         goal = cells[random.integers(len(cells))]
         if abs(goal[0] - here[0]) + abs(goal[1] - here[1]) < 4:
-            continue  # not worth the turn
-        points = smooth_way(shortest_way(free, here, goal))
+            continue  # too close
+        points = smooth_path(shortest_path(free, here, goal))
         here = goal
         at, last, ahead = 0.0, len(points) - 1, round(AHEAD * FINE)
         while at < last and len(poses) < frames:
@@ -46,8 +49,8 @@ def walk(free: Free, random: np.random.Generator, frames: int) -> Poses:
     return np.array(poses)
 
 
-def shortest_way(free: Free, start: Cell, goal: Cell) -> list[Cell]:
-    """The cells from one to the other, both included; only cells that share a side adjoin."""
+def shortest_path(free: Free, start: Cell, goal: Cell) -> list[Cell]:
+    """The cells from start to goal, both included. Neighbours share a side."""
     came, ahead = {start: start}, deque([start])
     while goal not in came:
         row, column = here = ahead.popleft()
@@ -55,14 +58,14 @@ def shortest_way(free: Free, start: Cell, goal: Cell) -> list[Cell]:
             if free[cell] and cell not in came:
                 came[cell] = here
                 ahead.append(cell)
-    way = [goal]
-    while way[-1] != start:
-        way.append(came[way[-1]])
-    return way[::-1]
+    path = [goal]
+    while path[-1] != start:
+        path.append(came[path[-1]])
+    return path[::-1]
 
 
-def smooth_way(cells: list[Cell]) -> Points:
-    """A way from cell to cell, finely cut, each point the mean of those around it; ends stay."""
+def smooth_path(cells: list[Cell]) -> Points:
+    """Sample a path of cells finely and smooth it by a moving average; the ends stay in place."""
     count = (len(cells) - 1) * FINE + 1
     at = np.arange(count) / FINE
     rows, columns = zip(*cells, strict=True)

@@ -1,11 +1,12 @@
-"""First-person walks through mazes: DeepMind Lab's maze generator and textures, drawn by MuJoCo.
+"""First-person walks through mazes: DeepMind Lab's maze generator and textures, rendered by MuJoCo.
 
-**Not DeepMind Lab itself**: its generator and pictures come with `labmaze` and dm_control's maze
-arena puts them together, but engine, light, walls and walks are others, and there are no objects.
-Figures on these frames never stand in a column of DeepMind Lab's without saying so.
+**Not DeepMind Lab itself**: the generator and textures come from `labmaze`, and dm_control's maze
+arena combines them. But engine, light, walls and walks differ, and there are no objects. Results on
+these frames must never be listed as DeepMind Lab's without saying so.
 
-Every path is a function of (seed, split, number) alone: its own maze, colours and walk. Paths are
-drawn by several processes and kept in one file, each as one long lossless picture. All `ours`.
+Every path is a function of (seed, split, number) alone: its own maze, colours and walk. Several
+processes render the paths, which are kept in one file, each as one long lossless picture. All
+`ours`.
 """
 
 import importlib.util
@@ -21,15 +22,15 @@ from kanerva.errors import UserError
 from kanerva.files import read_tensors, write_tensors
 from kanerva.locks import alone
 
-RECIPE = 1  # raise it when a change of walks or rendering changes frames
+RECIPE = 1  # raise this when a change of walks or rendering changes frames
 SEED = 0
-PATHS = {"train": 100, "validation": 10, "test": 20}  # each in a maze of its own
+PATHS = {"train": 100, "validation": 10, "test": 20}  # each in its own maze
 EXTRA = "install with pip install 'kanerva[mazes]'"
 
 
 def load(split: str, place: Path) -> ImageSet:
-    """One split: 12,000, 1,200 or 2,400 frames, each path in a maze of its own. Rendered into
-    `place` on first use."""
+    """Load one split: 12,000, 1,200 or 2,400 frames, each path in its own maze. The set is rendered
+    to `place` on first use."""
     (rendered,) = fetch(place)
     return read_mazes(rendered, split)
 
@@ -43,12 +44,12 @@ def rendered_file(place: Path) -> Path:
 
 
 def fetch(place: Path) -> list[Path]:
-    """The file of rendered frames; rendered now if it is not there. Nothing is downloaded."""
+    """Return the file of rendered frames; render it if it is missing. Nothing is downloaded."""
     path = rendered_file(place)
     if path.is_file():
         return [path]
     if any(importlib.util.find_spec(name) is None for name in ("labmaze", "dm_control", "mujoco")):
-        raise UserError(f"mazes are not in {place}, and rendering them needs more: {EXTRA}")
+        raise UserError(f"mazes are not in {place}, and rendering them needs an extra: {EXTRA}")
     try:
         place.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -60,28 +61,29 @@ def fetch(place: Path) -> list[Path]:
 
 
 def write_mazes(path: Path, packed: dict[str, list[bytes]], seed: int) -> None:
-    """One sealed file, all of it or nothing; a process that is killed leaves a draft at most."""
+    """Write one file with a digest, atomically. A process that is killed leaves at most a temporary
+    file."""
     tensors = {}
     for split, paths in packed.items():
         tensors[split] = torch.frombuffer(bytearray(b"".join(paths)), dtype=torch.uint8)
-        tensors[f"{split}_sizes"] = torch.tensor([len(one) for one in paths])
+        tensors[f"{split}_sizes"] = torch.tensor([len(strip) for strip in paths])
     about = {"what": "kanerva mazes", "recipe": str(RECIPE), "seed": str(seed)}
     write_tensors(path, tensors, about)
 
 
 def read_mazes(path: Path, split: str) -> ImageSet:
-    """One split of such a file, checked against its seal."""
-    again = f"move {path} away and run `kanerva data fetch mazes`"
+    """Read one split of a file that `write_mazes` wrote, and check its digest."""
+    remedy = f"move {path} away and run `kanerva data fetch mazes`"
     try:
         tensors, about = read_tensors(path, sealed=lambda about: True)
     except UserError as error:
-        raise UserError(f"{error}: {again}") from error
+        raise UserError(f"{error}: {remedy}") from error
     if about.get("what") != "kanerva mazes" or split not in tensors:
-        raise UserError(f"{path} holds no mazes for {split}: {again}")
-    with damage_named(path, f"a file of mazes for {split}", f": {again}"):
+        raise UserError(f"{path} holds no mazes for {split}: {remedy}")
+    with damage_named(path, f"a file of mazes for {split}", f": {remedy}"):
         parts = tensors[split].split(tensors[f"{split}_sizes"].tolist())
         paths = [unpack(part.numpy().tobytes()) for part in parts]
         frames = torch.from_numpy(np.concatenate(paths)).permute(0, 3, 1, 2).contiguous()
-    sizes = torch.tensor([len(path) for path in paths])
+    sizes = torch.tensor([len(strip) for strip in paths])
     groups = torch.arange(len(paths)).repeat_interleave(sizes)  # a group is a path
     return ImageSet("mazes", split, frames, groups=groups)

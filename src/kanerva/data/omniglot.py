@@ -1,8 +1,8 @@
 """Omniglot (Lake et al. 2015): 1,623 handwritten characters, each drawn by 20 people.
 
 Read from the published zips, from those zips unpacked, or from arrays in an npz. Drawings are
-ordered by their published number, as in 0709_01.png: character 709 of 1,623, drawer 1. The numbers
-do not follow the folders' names, so sorting by folder would give another order.
+sorted by their published number, as in 0709_01.png: character 709 of 1,623, drawer 1. The numbers
+do not follow the names of the folders, so sorting by folder would give another order.
 """
 
 import re
@@ -26,12 +26,12 @@ from kanerva.seeding import stream
 from kanerva.shapes import Labels
 
 SIZE = 28
-MOST = 2**28  # bytes of the drawings of a part: 212 million are published
-MOST_DRAWINGS = 100_000  # 19,280
-MOST_PIXELS = 2**20  # of a drawing: 11,025
+MOST = 2**28  # bytes of the drawings of a part; the published ones have 212 million
+MOST_DRAWINGS = 100_000  # of a part; published: 19,280
+MOST_PIXELS = 2**20  # of a drawing; published: 11,025
 HELD_OUT = 2_000  # drawings of the background set that are kept for validation
 BACKGROUND_CHARACTERS = 964  # so the evaluation set's first label is 964
-ALPHABETS = {  # of the evaluation set, in the order of their characters' numbers
+ALPHABETS = {  # of the evaluation set, sorted by their characters' numbers
     "Angelic": 20, "Atemayar_Qelisayer": 26, "Atlantean": 26, "Aurek-Besh": 26, "Avesta": 26,
     "Ge_ez": 26, "Glagolitic": 45, "Gurmukhi": 45, "Kannada": 41, "Keble": 26, "Malayalam": 47,
     "Manipuri": 40, "Mongolian": 30, "Old_Church_Slavonic_(Cyrillic)": 45, "Oriya": 46,
@@ -48,7 +48,7 @@ FILES = published(
 
 
 def find_part(place: Path, part: str) -> Path | None:
-    """Where `images_background` or `images_evaluation` is: npz, zip or unpacked, in that order."""
+    """Find `images_background` or `images_evaluation`: npz, zip or unpacked, in that order."""
     for path in (place / f"images_{part}.npz", place / f"images_{part}.zip"):
         if path.is_file():
             return path
@@ -57,9 +57,9 @@ def find_part(place: Path, part: str) -> Path | None:
 
 
 def load(split: str, place: Path) -> ImageSet | None:
-    """One split at 28 x 28, ink 255, or None where it is not there. A label is a character.
+    """Load one split at 28 x 28, ink 255; None if it is missing. A label is a character.
 
-    The test set's alphabets are unseen in training; validation's characters are not.
+    The test set's alphabets do not occur in training; the characters of validation do.
     """
     part = "evaluation" if split == "test" else "background"
     source = find_part(place, part)
@@ -78,7 +78,7 @@ def load(split: str, place: Path) -> ImageSet | None:
 
 
 def alphabets_of(labels: Labels) -> Labels:
-    """Which of the evaluation set's alphabets each character is of."""
+    """The alphabet of the evaluation set that each character belongs to."""
     ends = BACKGROUND_CHARACTERS + torch.tensor(list(ALPHABETS.values())).cumsum(0)
     if not BACKGROUND_CHARACTERS <= int(labels.min()) <= int(labels.max()) < int(ends[-1]):
         raise ValueError("these are not all characters of the evaluation set")
@@ -90,7 +90,7 @@ def is_present(place: Path) -> bool:
 
 
 def resize_ink(ink: np.ndarray) -> np.ndarray:
-    """A drawing of any size at 28 x 28: Pillow's bilinear, which averages as it shrinks."""
+    """Resize a drawing to 28 x 28 with Pillow's bilinear filter, which averages when shrinking."""
     from PIL import Image
 
     small = Image.fromarray(ink).resize((SIZE, SIZE), Image.Resampling.BILINEAR)
@@ -98,7 +98,7 @@ def resize_ink(ink: np.ndarray) -> np.ndarray:
 
 
 def _state(source: Path) -> str:
-    """What changes when the source does: its name, sizes and times of writing."""
+    """A cache key that changes with the source: its name, sizes and modification times."""
     files = sorted(source.rglob("*.png")) if source.is_dir() else [source]
     return f"{source.resolve()} {state_of(files)} {SIZE}"
 
@@ -111,7 +111,7 @@ def _read(source: Path, part: str) -> Arrays:
 
 
 def _npz(source: Path, part: str) -> Iterator[tuple[int, np.ndarray]]:
-    """Characters x drawers x height x width, True for paper."""
+    """Drawings from an npz: characters x drawers x height x width, True for paper."""
     paper = read_npz(source, "images", MOST)
     if paper.dtype != np.bool_ or paper.ndim != 4:
         raise ValueError(
@@ -124,13 +124,13 @@ def _npz(source: Path, part: str) -> Iterator[tuple[int, np.ndarray]]:
 
 
 def _pngs(source: Path) -> Iterator[tuple[int, np.ndarray]]:
-    """Every NNNN_DD.png of a zip or a folder, by number; ink is black on white there."""
+    """Every NNNN_DD.png of a zip or a folder, sorted by number. Ink is black on white there."""
     with zipfile.ZipFile(source) if source.is_file() else nullcontext() as archive:
         pngs = archive.namelist() if archive else map(Path.as_posix, source.rglob("*.png"))
-        found = [(match, name) for name in pngs if (match := DRAWING.search(name))]
-        if not 0 < len(found) <= MOST_DRAWINGS:
-            raise UserError(f"{source}: holds {len(found) or 'no'} drawings named like 0709_01.png")
-        for match, name in sorted(found, key=lambda pair: pair[0].groups()):
+        named = [(match, name) for name in pngs if (match := DRAWING.search(name))]
+        if not 0 < len(named) <= MOST_DRAWINGS:
+            raise UserError(f"{source}: holds {len(named) or 'no'} drawings named like 0709_01.png")
+        for match, name in sorted(named, key=lambda pair: pair[0].groups()):
             with archive.open(name) if archive else open_regular(Path(name)) as file:
                 raw = file.read(MOST_PIXELS)
             picture = open_picture(raw, channels=1, formats=("PNG",), most=MOST_PIXELS)

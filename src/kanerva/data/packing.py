@@ -1,4 +1,4 @@
-"""Packed splits: what took minutes to decode is one array from then on, and memory-mapped."""
+"""Packed splits: images that take minutes to decode are cached as one memory-mapped array."""
 
 import hashlib
 import json
@@ -22,15 +22,15 @@ from kanerva.plain_files import open_regular, read_json, sync
 
 @dataclass(frozen=True)
 class Packed:
-    """A split as it is kept. The images are memory-mapped: bytes are read when they are used."""
+    """A cached split. The images are memory-mapped: bytes are read when they are used."""
 
     images: np.ndarray
     labels: np.ndarray | None
-    note: str  # what was left out; empty if nothing was
+    note: str  # which files were left out; empty if none
 
 
 class Packing:
-    """What a split is written to: its images in order, labels for all or none, a note."""
+    """Writes a split: images in order, labels for all of them or none, and a note."""
 
     def __init__(self, file: BinaryIO, shape: tuple[int, int, int]) -> None:
         self.count, self.note = 0, ""
@@ -39,18 +39,18 @@ class Packing:
         self._header()
 
     def add(self, images: np.ndarray) -> None:
-        """N x C x H x W bytes."""
+        """Append N x C x H x W bytes."""
         if images.dtype != np.uint8 or images.shape[1:] != self._shape:
             raise ValueError(f"{images.dtype} of shape {images.shape}, not of {self._shape}")
         self._file.write(np.ascontiguousarray(images).data)
         self.count += len(images)
 
     def finish(self) -> None:
-        """Only now is the number of images known."""
+        """Rewrite the header, now that the number of images is known."""
         start = self._file.tell() - self.count * int(np.prod(self._shape))
         self._file.seek(0)
         self._header()
-        if self._file.tell() != start:  # numpy leaves room for a first dimension of any length
+        if self._file.tell() != start:  # numpy pads headers for a first dimension of any length
             raise AssertionError("the header of a packed array has changed its length")
 
     def _header(self) -> None:
@@ -62,7 +62,7 @@ class Packing:
 def packed_files(
     name: str, key: str, where: Path, files: Files, read: Read, shape: tuple[int, int, int]
 ) -> Packed:
-    """Files as one packed array. What was skipped is said each time, not only when packing."""
+    """Load files as one packed array. Warns of skipped files each time, not only when packing."""
 
     def fill(packing: Packing) -> None:
         problems: dict[str, str] = {}
@@ -72,14 +72,14 @@ def packed_files(
 
     check_size(where, len(files), shape)
     key = f"{where.resolve()} {state_of([path for _, path in files])} {key}"
-    found = packed(name, key, len(files), shape, fill)
-    if found.note:
-        warnings.warn(found.note, stacklevel=3)
-    return found
+    split = packed(name, key, len(files), shape, fill)
+    if split.note:
+        warnings.warn(split.note, stacklevel=3)
+    return split
 
 
 def state_of(files: Sequence[Path | os.DirEntry[str]]) -> str:
-    """What changes when files do: how many, how large, and the latest time of writing."""
+    """A cache key that changes with the files: their number, total size and newest modification."""
     stats = [file.stat() for file in files]
     size, newest = sum(s.st_size for s in stats), max((s.st_mtime_ns for s in stats), default=0)
     return f"{len(stats)} {size} {newest}"
@@ -92,9 +92,9 @@ def packed(
     shape: tuple[int, int, int],
     fill: Callable[[Packing], None],
 ) -> Packed:
-    """What `fill` writes, at most `count` images: from the cache if it did so under the same key.
+    """Return what `fill` writes, at most `count` images; from the cache if the key is the same.
 
-    Written beside its place and moved there whole. Of several processes one writes, others wait.
+    The cache is written atomically. Of several processes one writes and the others wait.
     """
     place = cache_dir() / "built"
     short = hashlib.sha256(os.fsencode(f"{key} {shape}")).hexdigest()[:16]
@@ -115,11 +115,11 @@ def packed(
             free = shutil.disk_usage(place).free
             if need > free:
                 raise UserError(f"{place}: {free / 1e9:.1f} GB left for {name}: {advice}")
-            shutil.rmtree(draft, ignore_errors=True)  # of one who was killed
+            shutil.rmtree(draft, ignore_errors=True)  # left by a process that was killed
             draft.mkdir()
             try:
                 _pack(draft, shape, fill)
-                for file in draft.iterdir():  # before its name is one that is trusted
+                for file in draft.iterdir():  # before it is moved to a name that is trusted
                     sync(file)
                 shutil.rmtree(folder, ignore_errors=True)
                 os.replace(draft, folder)
@@ -147,7 +147,8 @@ def _pack(draft: Path, shape: tuple[int, int, int], fill: Callable[[Packing], No
 
 
 def _kept(folder: Path, shape: tuple[int, int, int]) -> Packed | None:
-    """A packed split that is whole, or None. Mapped privately: nobody writes to it by mistake."""
+    """Open a packed split; None if it is missing or incomplete. It is mapped copy-on-write, so that
+    it cannot be changed by mistake."""
     try:
         about = read_json(folder / "about.json")
         open_regular(folder / "images.npy").close()  # numpy would wait for a pipe
@@ -157,5 +158,5 @@ def _kept(folder: Path, shape: tuple[int, int, int]) -> Packed | None:
         if labels is not None:
             sound &= labels.shape == (len(images),)
         return Packed(images, labels, str(about["note"])) if sound else None
-    except Exception:  # of every kind, from numpy
+    except Exception:  # numpy raises errors of many kinds
         return None

@@ -1,4 +1,4 @@
-"""Files of pictures: one opened by a reader that trusts no file, or many, several at a time."""
+"""Image files: open one without trusting it, or many in parallel."""
 
 import os
 import threading
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from PIL.Image import Image as Picture
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"}
-FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")  # whatever the name says: no EPS
-MAX_PIXELS = 64_000_000  # a small file can claim a picture that fills the memory: refuse those
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")  # whatever the file's name; no EPS
+MAX_PIXELS = 64_000_000  # a small file can decode to a picture that fills the memory
 MAX_SIDE = 65_535
-MAX_FILE = 4 * MAX_PIXELS  # bytes: what the largest picture takes uncompressed
+MAX_FILE = 4 * MAX_PIXELS  # bytes: the largest picture, uncompressed
 MAX_SET = 32_000_000_000  # bytes of a split's pixels: twice ImageNet at 64 x 64
 
-_LARGE = threading.Lock()  # of several threads one decodes a large picture
+_LARGE = threading.Lock()  # only one thread at a time decodes a large picture
 
-Files = Sequence[tuple[str, Path]]  # what a file is called in messages, and where it is
+Files = Sequence[tuple[str, Path]]  # a file's name in messages, and its path
 Read = Callable[[Path], np.ndarray]  # the C x H x W bytes of one file
 
 
@@ -42,9 +42,9 @@ class Unreadable(Exception):
 def open_picture(
     source: Path | bytes, channels: int, formats: tuple[str, ...] = FORMATS, most: int | None = None
 ) -> "Picture":
-    """Grey or RGB. Transparency is laid on white, turned photographs are set upright.
+    """Open a picture as grey or RGB, transparency on white, rotated as its EXIF data says.
 
-    The header is asked first: a file or picture beyond the limits is refused before it is decoded.
+    The header is read first: a file or picture beyond the limits is refused before it is decoded.
     """
     from PIL import Image, ImageOps
 
@@ -66,12 +66,12 @@ def open_picture(
         raise
     except Image.DecompressionBombError as error:
         raise Unreadable("too many pixels") from error
-    except Exception as error:  # a broken file leads Pillow to errors of every kind
+    except Exception as error:  # Pillow raises errors of many kinds on broken files
         raise Unreadable("not an image that Pillow reads") from error
 
 
 def fitted(picture: "Picture", size: tuple[int, int]) -> np.ndarray:
-    """C x H x W bytes, cropped about the centre and resized where the size is another."""
+    """Convert to C x H x W bytes, centre-cropped and resized if the size differs."""
     from PIL import Image, ImageOps
 
     height, width = size
@@ -81,13 +81,13 @@ def fitted(picture: "Picture", size: tuple[int, int]) -> np.ndarray:
 
 
 def channels_first(picture: "Picture") -> np.ndarray:
-    """C x H x W bytes."""
+    """Convert to C x H x W bytes."""
     pixels = np.asarray(picture)
     return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1).copy()
 
 
 def flat(picture: "Picture", mode: str) -> "Picture":
-    """Grey (L) or RGB: 16-bit grey keeps its upper byte, what is transparent becomes white."""
+    """Convert to grey (L) or RGB. 16-bit grey keeps its upper byte; transparency becomes white."""
     from PIL import Image
 
     grey = picture.mode.startswith("I")  # Pillow would clip these to 255, not scale them
@@ -95,7 +95,7 @@ def flat(picture: "Picture", mode: str) -> "Picture":
         return picture.convert(mode)
     deep = picture.mode != "I" or np.max(picture.getextrema()) > 255
     flat = Image.new(mode, picture.size)
-    for top in range(0, picture.height, 256):  # some rows at a time: they are held several times
+    for top in range(0, picture.height, 256):  # a few rows at a time, to save memory
         band = picture.crop((0, top, picture.width, min(top + 256, picture.height)))
         if grey:
             values = np.asarray(band) >> (8 if deep else 0)
@@ -111,7 +111,7 @@ def flat(picture: "Picture", mode: str) -> "Picture":
 
 
 def image_files(folder: Path) -> list[tuple[str, Path]]:
-    """All files under a folder that are named like images, by relative path; none hidden."""
+    """All files under a folder with an image's ending, by relative path, without hidden ones."""
     named: list[tuple[str, Path]] = []
     for place, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
@@ -126,9 +126,9 @@ def image_files(folder: Path) -> list[tuple[str, Path]]:
 def read_files(
     files: Files, read: Read, title: str, problems: dict[str, str]
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Name and pixels of each file, in the order given, decoded by a few threads at once.
+    """Yield name and pixels of each file, in the given order, decoded by a few threads.
 
-    What cannot be read is left out and entered in `problems`. A bar is shown on a terminal.
+    Unreadable files are left out and added to `problems`. Shows a progress bar on a terminal.
     """
 
     def attempt(file: tuple[str, Path]) -> np.ndarray | Unreadable:
@@ -139,21 +139,21 @@ def read_files(
 
     bar = tqdm(total=len(files), desc=title, unit="image", disable=None, delay=1, leave=False)
     with bar, ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        for start in range(0, len(files), 512):  # so that few wait in memory to be written
-            some = files[start : start + 512]
+        for start in range(0, len(files), 512):  # so that few are in memory at once
+            part = files[start : start + 512]
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # Pillow's, about files that it reads all the same
-                found = list(pool.map(attempt, some))
-            for (name, _), pixels in zip(some, found, strict=True):
+                warnings.simplefilter("ignore")  # Pillow warns about files that it can read
+                decoded = list(pool.map(attempt, part))
+            for (name, _), pixels in zip(part, decoded, strict=True):
                 if isinstance(pixels, Unreadable):
                     problems[name] = str(pixels)
                 else:
                     yield name, pixels
-            bar.update(len(some))
+            bar.update(len(part))
 
 
 def skipped(where: Path, problems: dict[str, str], count: int) -> str:
-    """What was left out, in a line; an error when that is all there is."""
+    """A line about files that were left out, or ""; an error if that is all of them."""
     if not problems:
         return ""
     first = next(f"{name}: {problem}" for name, problem in problems.items())
@@ -163,7 +163,7 @@ def skipped(where: Path, problems: dict[str, str], count: int) -> str:
 
 
 def check_size(where: Path, count: int, shape: tuple[int, int, int]) -> int:
-    """The bytes that so many images take, or an error where that is more than any set needs."""
+    """Return the bytes that `count` images take; refuse more than MAX_SET."""
     channels, height, width = shape
     total = count * channels * height * width
     if total > MAX_SET:

@@ -1,16 +1,16 @@
-"""Which data sets there are: one entry each. Nothing heavy is imported here.
+"""The list of data sets, one entry each. Nothing heavy is imported here.
 
 How to add a data set: write a module, `kanerva/data/NAME.py`, and add an entry to `_ENTRIES`.
-Nothing else changes. `place` below is the set's own folder, `<data root>/NAME`. A module offers
+Nothing else changes. `place` below is the set's own folder, `<data root>/NAME`. A module has
 
-    load(split, place, **options) -> ImageSet | None   # a split of SPLITS; None: it is not there
+    load(split, place, **options) -> ImageSet | None   # a split of SPLITS; None if it is missing
     is_present(place) -> bool                          # whether `load` would find the test split
-    FILES: tuple[RemoteFile, ...]                      # what to download into `place`, or else
-    fetch(place) -> list[Path]                         # its own way to get the files; their paths
+    FILES: tuple[RemoteFile, ...]                      # what to download to `place`; or instead
+    fetch(place) -> list[Path]                         # another way to get the files
 
-and of the last two neither, where the entry says which files to get `by_hand`. An entry names the
-options that `load` takes: whoever gives one to another set learns which sets take it. `mnist.py`
-is a short example.
+If the files cannot be downloaded, leave out the last two and set `by_hand` in the entry: which
+files a user should get. An entry also names the options that `load` takes, so that the error for an
+option of another set can name the sets that take it. `mnist.py` is a short example.
 """
 
 from dataclasses import dataclass
@@ -25,25 +25,23 @@ SPLITS = ("train", "validation", "test")
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """What a set is, in a line, and how it is used unless asked otherwise."""
+    """A data set: its description, and its defaults."""
 
     name: str
     description: str
     image_shape: tuple[int, int, int]  # channels, height, width
     binarization: Binarization
-    module: str = ""  # what loads it, imported when asked for; `kanerva.data.NAME` if not said
-    options: tuple[str, ...] = ()  # what its `load` takes beside split and place
-    needs: str = ""  # the option without which there is nothing to load
-    by_hand: str = ""  # which files to put into its folder, where none can be fetched
+    module: str = ""  # its module, imported on first use; the default is `kanerva.data.NAME`
+    options: tuple[str, ...] = ()  # options of its `load`, besides split and place
+    needs: str = ""  # an option that is required
+    by_hand: str = ""  # which files to put into its folder, if they cannot be downloaded
 
 
 _IMAGENET = (
     "train_data_batch_*.npz and val_data.npz from image-net.org, or train/ and val/ of images"
 )
 _ENTRIES = (
-    DatasetInfo(
-        "glyphs", "characters drawn from matplotlib's fonts; no download", (1, 28, 28), "sample"
-    ),
+    DatasetInfo("glyphs", "characters of matplotlib's fonts; no download", (1, 28, 28), "sample"),
     DatasetInfo("mnist", "handwritten digits (LeCun et al. 1998)", (1, 28, 28), "sample"),
     DatasetInfo(
         "omniglot",
@@ -55,7 +53,7 @@ _ENTRIES = (
     DatasetInfo("cifar10", "small colour photographs (Krizhevsky 2009)", (3, 32, 32), "none"),
     DatasetInfo(
         "mazes",
-        "walks in DeepMind Lab's mazes and textures, drawn by MuJoCo: not DeepMind Lab itself",
+        "walks in DeepMind Lab's mazes and textures, rendered by MuJoCo: not DeepMind Lab itself",
         (3, 64, 64),
         "none",
     ),
@@ -94,7 +92,7 @@ DATASETS: dict[str, DatasetInfo] = {entry.name: entry for entry in _ENTRIES}
 
 
 def info(name: str) -> DatasetInfo:
-    """What is known of the set of that name."""
+    """The entry of a data set by name."""
     if name not in DATASETS:
         hint = suggest(str(name), DATASETS)
         raise UserError(f"unknown data set {name!r}; {hint}there are {', '.join(DATASETS)}")

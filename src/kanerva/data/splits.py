@@ -14,10 +14,10 @@ from kanerva.errors import UserError
 
 
 def load_split(config: RunConfig, split: str, root: Path | None) -> ImageSet:
-    """One split of a run's data, checked against the image size its model is built for."""
+    """Load one split of a run's data, and check it against the model's image size."""
     name, shape = config.data.set, config.model.image
     options: dict[str, Any] = {"crop": config.data.crop}
-    if "size" in info(name).options:  # its images are made to fit
+    if "size" in info(name).options:  # its images are resized to fit
         if config.data.folder is None:
             raise UserError(f"the {name} set needs --data.folder: a folder of image files")
         options["folder"], options["channels"] = Path(config.data.folder), shape[0]
@@ -35,7 +35,7 @@ def load_split(config: RunConfig, split: str, root: Path | None) -> ImageSet:
 def training_episodes(
     config: RunConfig, images: ImageSet, device: torch.device, **share: int
 ) -> TrainingEpisodes:
-    """The episodes a run is trained on; `share`: one process's, by its rank and world_size."""
+    """The episodes a run is trained on. `share` is one process's rank and world_size."""
     return TrainingEpisodes(
         images,
         episode_length=config.episode_length,
@@ -55,7 +55,7 @@ def fixed_episodes(
     device: torch.device,
     binarization: Binarization | None = None,
 ) -> FixedEpisodes:
-    """The episodes a run is scored on: its own T and, unless asked otherwise, its own pixels."""
+    """The episodes a run is scored on, with the run's T and, by default, its binarization."""
     return FixedEpisodes(
         images,
         episode_length=config.episode_length,

@@ -1,1 +1,1 @@
-"""How a number is earned: the bound, its controls, and the record that says how it was made."""
+"""Evaluation: the bound, its controls, and the record of how each number was made."""

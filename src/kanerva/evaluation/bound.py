@@ -1,4 +1,4 @@
-"""The bound on -ln p(x|M) over fixed episodes, and the two scores printed beside it.
+"""The bound on -ln p(x|M) over fixed episodes, and the scores in the paper's style.
 
 Noise comes from streams named by split and episode, so a score does not depend on what was scored
 before it, and controls see the same noise as the bound they are compared with.
@@ -20,8 +20,8 @@ from kanerva.models.base import MemoryModel
 from kanerva.models.terms import ElboTerms
 from kanerva.seeding import stream
 
-CHUNK = 8  # episodes scored together; part of the protocol, because noise is drawn for a chunk
-_SELDOM = 60  # seconds between words of progress where there is no terminal
+CHUNK = 8  # episodes scored together; part of the protocol, because noise is sampled per chunk
+_SELDOM = 60  # seconds between lines of progress if there is no terminal
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,11 @@ class Score:
     recon: float
     kl_z: float
     kl_y: float
-    ci95: float  # half width of `nll_nats`
+    ci95: float  # half width of the 95 % interval of `nll_nats`
     n_images: int
 
     def objective(self, kl_weight: float) -> float:
-        """What training with this weight of the KL terms minimises: no bound, unless it is one."""
+        """The training objective with this weight of the KL terms; a bound only if it is 1."""
         if kl_weight == 1:
             return self.nll_nats
         return self.recon + kl_weight * (self.kl_z + self.kl_y)
@@ -47,7 +47,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Some episodes, the number of the first, and the noise to score them with."""
+    """Some episodes, the index of the first, and the generator to score them with."""
 
     start: int
     batch: EpisodeBatch
@@ -55,8 +55,8 @@ class Chunk:
 
 
 def chunks(episodes: FixedEpisodes, limit: int | None, title: str | None) -> Iterator[Chunk]:
-    """Episodes in order, each chunk with its own noise. A bar where there is a terminal, elsewhere
-    a word each minute."""
+    """Yield episodes in order, each chunk with its own generator. Shows a progress bar on a
+    terminal, otherwise a line each minute."""
     total = len(episodes) if limit is None else min(limit, len(episodes))
     name = f"{episodes.image_set.name}/{episodes.image_set.split}"
     often: dict[str, Any] = (
@@ -78,16 +78,16 @@ def gather(
     limit: int | None,
     title: str | None,
 ) -> Float64[Tensor, "..."]:
-    """Values of all counted images, or of those in the first `limit` episodes. No batch is ever
-    dropped, and averages are taken in float64."""
-    found = []
+    """Gather values of all counted images, or of those in the first `limit` episodes. No batch is
+    dropped. The values are float64, for averages."""
+    values = []
     for chunk in chunks(episodes, limit, title):
-        found.append(values_of(chunk)[chunk.batch.counted].double().cpu())
-    return torch.cat(found)
+        values.append(values_of(chunk)[chunk.batch.counted].double().cpu())
+    return torch.cat(values)
 
 
 def half_width(values: Float64[Tensor, " n"]) -> float:
-    """Of the 95 % interval of a mean, taking images as independent."""
+    """Half width of the 95 % confidence interval of a mean, with images as independent."""
     spread = values.std().item() if len(values) > 1 else 0.0
     return 1.96 * spread / math.sqrt(len(values))
 
@@ -119,8 +119,8 @@ def bound(
     limit: int | None = None,
     title: str | None = None,
 ) -> Score:
-    """The headline: one sample of each latent. With `sample=False`, the paper's style: posterior
-    means, which is no bound."""
+    """The headline bound, with one sample of each latent. With `sample=False`, the paper's style:
+    posterior means, which is not a bound."""
 
     def terms_of(chunk: Chunk) -> ElboTerms:
         return model.elbo(chunk.batch.images, sample=sample, generator=chunk.generator)
@@ -135,8 +135,8 @@ def kl_over_T(
     limit: int | None = None,
     title: str | None = None,
 ) -> Score:
-    """How the paper may have counted, and no bound by any reading: posterior means, and each KL
-    divided by T. That of M, which a whole episode shares, is counted with that of z."""
+    """A score as the paper may have computed it: posterior means, and each KL divided by T. It is
+    not a bound. KL(M), which an episode shares, is added to KL z."""
     share = 1 / episodes.episode_length
 
     def terms_of(chunk: Chunk) -> ElboTerms:
@@ -151,7 +151,7 @@ def kl_over_T(
 
 
 def validation_score(model: MemoryModel, episodes: FixedEpisodes, limit: int) -> Score:
-    """What decides which step of a training is best."""
+    """The score that decides which step of a run is best."""
 
     def terms_of(chunk: Chunk) -> ElboTerms:
         return model.validation_terms(chunk.batch.images, generator=chunk.generator)
@@ -178,7 +178,7 @@ def iwae(
 
 
 def memory_kl(model: MemoryModel, episodes: FixedEpisodes, limit: int, title: str) -> float:
-    """KL[q(M|X) || p(M)] / T, averaged over counted images: what `bound` leaves uncharged."""
+    """KL[q(M|X) || p(M)] / T, averaged over counted images. `bound` does not include it."""
 
     def kl_of(chunk: Chunk) -> Tensor:
         return model.memory_kl(chunk.batch.images, generator=chunk.generator)

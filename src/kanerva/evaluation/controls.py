@@ -1,4 +1,4 @@
-"""Controls: the same bound given another memory. Each is valid; a large gap says M is used."""
+"""Controls: the same bound with another memory. Each is valid; a large gap shows that M is used."""
 
 import math
 
@@ -10,16 +10,16 @@ from kanerva.models.base import MemoryModel
 from kanerva.models.terms import ElboTerms
 from kanerva.shapes import Episode
 
-IMAGES = 1024  # scored by each control unless asked for more
+IMAGES = 1024  # default number of images scored by each control
 
 
 def holding(episodes: FixedEpisodes, images: int) -> int:
-    """How many of the first episodes hold so many images; all of them at most."""
+    """How many episodes, from the first, contain `images` images; at most all episodes."""
     return min(math.ceil(images / episodes.episode_length), len(episodes))
 
 
 def other_episode(episodes: FixedEpisodes, episode: int) -> int | None:
-    """The next episode that shares no image with this one (the wrapped last one may share)."""
+    """The next episode that shares no image with this one (the padded last one may share some)."""
     mine = set(episodes.indices[episode].tolist())
     for step in range(1, len(episodes)):
         candidate = (episode + step) % len(episodes)
@@ -29,29 +29,32 @@ def other_episode(episodes: FixedEpisodes, episode: int) -> int | None:
 
 
 def partners(episodes: FixedEpisodes, limit: int) -> list[int] | None:
-    """For each of the first episodes, one that shares no image with it; None if one has none."""
-    found = [other_episode(episodes, e) for e in range(min(limit, len(episodes)))]
-    return None if None in found else [number for number in found if number is not None]
+    """For each of the first episodes, another that shares no image; None if any has none."""
+    others = [other_episode(episodes, e) for e in range(min(limit, len(episodes)))]
+    return None if None in others else [number for number in others if number is not None]
 
 
 def strangers(episodes: FixedEpisodes, chunk: Chunk, others: list[int]) -> Episode:
-    """Images that a chunk's memories do not hold, as many as they do."""
+    """Images that are not in a chunk's memories, as many as are."""
     numbers = others[chunk.start : chunk.start + len(chunk.batch.images)]
     return torch.cat([episodes.batch(number, number + 1).images for number in numbers])
 
 
 def control(name: str, model: MemoryModel, episodes: FixedEpisodes, limit: int) -> Score | None:
-    """One of the four on the first episodes. None where there is no such memory: an episode of one
-    has no rest and no neighbour, and a small set no other episode that is free of shared images."""
+    """Score one of the four controls on the first episodes.
+
+    None if there is no such memory: an episode of one image has no rest and no neighbour, and in a
+    small set every other episode may share images.
+    """
     others = partners(episodes, limit) if name == "other" else []
     if others is None or (name in ("left_out", "permuted") and episodes.episode_length < 2):
         return None
 
     def terms_of(chunk: Chunk) -> ElboTerms:
         images, noise = chunk.batch.images, chunk.generator
-        if name == "left_out":  # each image under the memory of the rest of its episode
+        if name == "left_out":  # each image with a memory of the rest of its episode
             return model.left_out(images, generator=noise)
-        if name == "permuted":  # the right memory, and each image read at its neighbour's key
+        if name == "permuted":  # the right memory, but each image is read at its neighbour's key
             return model.permuted(images, generator=noise)
         if name == "other":  # the next episode's memory
             memory = model.write(strangers(episodes, chunk, others), generator=noise)
@@ -65,11 +68,11 @@ def control(name: str, model: MemoryModel, episodes: FixedEpisodes, limit: int) 
 def controls(
     model: MemoryModel, episodes: FixedEpisodes, images: int = IMAGES
 ) -> dict[str, Score | None]:
-    """All on the first episodes that hold `images` images, and the bound on the same ones:
-    `own`, what each control is to be compared with."""
+    """Score all controls on the first episodes with `images` images, and `own`, the bound on the
+    same images, to compare with."""
     limit = holding(episodes, images)
     own = {"own": bound(model, episodes, limit=limit, title="own")}
-    if not model.remembers:  # there is no memory to exchange
+    if not model.remembers:  # there is no memory to replace
         return dict(own)
     names = ("left_out", "other", "zeroed", "permuted")
     return own | {name: control(name, model, episodes, limit) for name in names}

@@ -1,4 +1,4 @@
-"""What a model costs: floats and bits of memory, operations, and the time its training took."""
+"""What a model costs: floats and bits of memory, operations, and its training time."""
 
 import copy
 import csv
@@ -22,7 +22,7 @@ from kanerva.seeding import stream
 
 
 def memory_size(model: MemoryModel, length: int, dtype: str = "float32") -> dict[str, Any]:
-    """Shape, and floats and bits for each image, of all that p reads of an episode of T images."""
+    """The size of all that p reads of an episode of T images: shape, floats and bits per image."""
     shape = model.memory_shape(length)
     return {
         "shape": list(shape),
@@ -35,9 +35,11 @@ def memory_size(model: MemoryModel, length: int, dtype: str = "float32") -> dict
 def score_and_size(
     model: KppBits, episodes: FixedEpisodes, limit: int, title: str
 ) -> tuple[Score, float]:
-    """The bound, and bits for each image of all that p reads in the files of the memories, over
-    whole episodes: gists, detail, caps, the end of the stream. A file's header of 128 bytes and
-    the handles are not read."""
+    """Return the bound, and the bits per image of all that p reads in the memories' files.
+
+    Bits are those of whole episodes: gists, detail, caps, the end of the stream. A file's header of
+    128 bytes and the handles do not count, because p does not read them.
+    """
     total = 0
 
     def terms_of(chunk: Chunk) -> ElboTerms:
@@ -48,26 +50,26 @@ def score_and_size(
         handles = torch.arange(images.shape[1], device=model.device).expand(len(images), -1)
         return model.elbo(images, memory, handles=handles, generator=chunk.generator)
 
-    found = score(episodes, terms_of, limit=limit, title=title)
-    return found, total / (min(limit, len(episodes)) * episodes.episode_length)
+    result = score(episodes, terms_of, limit=limit, title=title)
+    return result, total / (min(limit, len(episodes)) * episodes.episode_length)
 
 
 def flop_per_image(model: MemoryModel, config: RunConfig) -> float:
-    """Floating-point operations of one training pass, forward and backward, for each image.
-    Counted on a copy, whose gradients are nobody's, and with noise of its own."""
+    """Floating-point operations per image of one training pass, forward and backward. They are
+    counted on a copy of the model, without touching the global generator."""
     model = copy.deepcopy(model)
     episode = torch.zeros(1, config.episode_length, *config.model.image, device=model.device)
     counter = FlopCounterMode(display=False)
     with counter, torch.enable_grad():
         outputs = model(episode, stream("flop", device=model.device))
-        beside = outputs.pop("auxiliary", torch.zeros((), device=model.device))
-        (ElboTerms(**outputs).loss + beside).backward()
+        auxiliary = outputs.pop("auxiliary", torch.zeros((), device=model.device))
+        (ElboTerms(**outputs).loss + auxiliary).backward()
     return counter.get_total_flops() / config.episode_length
 
 
 def gather_training_facts(run: Path) -> dict[str, Any]:
-    """How long the run trained: images seen, seconds, and the median of its images/s; None where
-    weights came without their run."""
+    """How long the run trained: images seen, seconds, and the median images/s. None for weights
+    without their run."""
     last, log = run / "checkpoints" / "last", run / "metrics.csv"
     if not (last / "state.json").is_file():
         return {"images_seen": None, "images_per_s": None, "wall_s": None}

@@ -1,8 +1,8 @@
 """The Fréchet distance between two sets of images, on features of a small classifier.
 
-The classifier is trained here, on the training images of the set in question: a distance is in its
-own units and says nothing across sets or beside other people's FID. Features are brought to unit
-variance on real images. Where a set has no labels, an autoencoder takes the classifier's place.
+The classifier is trained here, on the training images of the same set. So distances cannot be
+compared across sets, nor with published FIDs. Features are normalised to unit variance on real
+images. For a set without labels, an autoencoder replaces the classifier.
 """
 
 import math
@@ -18,14 +18,14 @@ from kanerva.errors import UserError
 Pixels = Float[Tensor, "n C H W"]
 Features = Float[Tensor, "_ D"]
 
-WIDTH, SIZE = 32, 64  # maps of the first layer; features
+WIDTH, SIZE = 32, 64  # channels of the first layer; features
 BATCH, RATE = 128, 2e-3
 CHUNK = 512  # images at a time, once trained
-HELD_OUT = 0.1  # of the labelled images, to say how good the classifier is
+HELD_OUT = 0.1  # fraction of the labelled images, to measure the classifier's accuracy
 
 
 class FeatureNetwork(nn.Module):
-    """Two convolutions that halve the side, then SIZE features; a head for what it learns from."""
+    """Two convolutions that halve the side, then SIZE features, then a head for the task."""
 
     def __init__(self, channels: int, height: int, width: int, classes: int | None) -> None:
         super().__init__()
@@ -48,30 +48,30 @@ class FeatureNetwork(nn.Module):
 
 
 @dataclass(frozen=True)
-class Eye:
-    """A trained network that turns images into features of unit variance on real ones."""
+class FeatureExtractor:
+    """A trained network whose features have unit variance on real images."""
 
     network: FeatureNetwork
     mean: Float[Tensor, " D"]
     std: Float[Tensor, " D"]
-    learnt_from: str  # "labels", or "images" where there were none
+    learnt_from: str  # "labels", or "images" if there were none
     classes: int | None
     accuracy: float | None  # on labelled images that it was not trained on
 
     @torch.no_grad()
     def __call__(self, images: Pixels) -> Features:
-        found = [self.network.trunk(some) for some in images.split(CHUNK)]
-        return (torch.cat(found) - self.mean) / self.std
+        features = [self.network.trunk(part) for part in images.split(CHUNK)]
+        return (torch.cat(features) - self.mean) / self.std
 
 
-def trained_eye(
+def train_feature_extractor(
     images: Pixels,
     labels: Int[Tensor, " n"] | None,
     *,
     steps: int,
     generator: torch.Generator,
-) -> Eye:
-    """Train a network on real images: to tell their labels, or to draw them again."""
+) -> FeatureExtractor:
+    """Train a network on real images: to classify them, or to reconstruct them."""
     classes, targets = None, None
     if labels is not None:
         names, targets = labels.to(images.device).unique(return_inverse=True)
@@ -85,34 +85,34 @@ def trained_eye(
     optimiser = torch.optim.AdamW(network.parameters(), lr=RATE)
     with torch.enable_grad():
         for _ in range(steps):
-            some = torch.randint(kept, (BATCH,), generator=generator, device=images.device)
-            outputs = network(images[some])
+            batch = torch.randint(kept, (BATCH,), generator=generator, device=images.device)
+            outputs = network(images[batch])
             if targets is None:
-                loss = F.mse_loss(outputs, images[some].flatten(1))
+                loss = F.mse_loss(outputs, images[batch].flatten(1))
             else:
-                loss = F.cross_entropy(outputs, targets[some])
+                loss = F.cross_entropy(outputs, targets[batch])
             optimiser.zero_grad()
             loss.backward()
             optimiser.step()
     network.eval()
     with torch.no_grad():
-        raw = torch.cat([network.trunk(some) for some in images[:kept].split(CHUNK)])
+        raw = torch.cat([network.trunk(part) for part in images[:kept].split(CHUNK)])
         accuracy = None
         if targets is not None and kept < len(images):
-            predicted = torch.cat([network(some) for some in images[kept:].split(CHUNK)]).argmax(
+            predicted = torch.cat([network(part) for part in images[kept:].split(CHUNK)]).argmax(
                 dim=1
             )
             accuracy = (predicted == targets[kept:]).float().mean().item()
     learnt_from = "images" if labels is None else "labels"
     std = raw.std(dim=0).clamp(min=1e-6)
-    return Eye(network, raw.mean(dim=0), std, learnt_from, classes, accuracy)
+    return FeatureExtractor(network, raw.mean(dim=0), std, learnt_from, classes, accuracy)
 
 
 def frechet(some: Features, others: Features) -> float:
-    """|m1 - m2|^2 + tr(S1 + S2 - 2 (S1 S2)^(1/2)): the distance of the normals fitted to each.
+    """|m1 - m2|^2 + tr(S1 + S2 - 2 (S1 S2)^(1/2)): the distance between normals fitted to each set.
 
-    Positive even between two samples of one distribution, the more the smaller they are: compare
-    sets of equal size only.
+    It is positive even between two samples of one distribution, and larger for smaller samples:
+    compare only sets of equal size.
     """
     if min(len(some), len(others)) < 2:
         raise UserError(f"a covariance needs two images or more, got {len(some)}, {len(others)}")
@@ -125,7 +125,7 @@ def frechet(some: Features, others: Features) -> float:
 
 
 def matrix_root(matrix: Float[Tensor, "D D"]) -> Float[Tensor, "D D"]:
-    """The symmetric root of a covariance."""
+    """The symmetric square root of a covariance matrix."""
     values, vectors = torch.linalg.eigh(matrix)
     return vectors * values.clamp(min=0).sqrt() @ vectors.T
 
@@ -138,11 +138,11 @@ def frechet_spread(
     resamples: int,
     generator: torch.Generator,
 ) -> float:
-    """The standard deviation of the distance when `some` are drawn anew, by the bootstrap: groups
-    of so many neighbours (the pictures of one memory) stay together."""
+    """The bootstrap standard deviation of the distance when `some` is resampled. Groups of `group`
+    neighbours (the pictures of one memory) stay together."""
     groups = some.unflatten(0, (-1, group))
-    found = []
+    distances = []
     for _ in range(resamples):
         chosen = torch.randint(len(groups), (len(groups),), generator=generator, device=some.device)
-        found.append(frechet(groups[chosen].flatten(0, 1), others))
-    return torch.tensor(found).std().item()
+        distances.append(frechet(groups[chosen].flatten(0, 1), others))
+    return torch.tensor(distances).std().item()

@@ -1,6 +1,6 @@
-"""Cues: what is left of an image when it is to be recalled. Noisy (§4.1) or partly hidden.
+"""Cues: damaged images to recall from, noisy (§4.1) or partly hidden.
 
-The paper does not give the strength of its noises; the defaults are ours.
+The paper does not give the strength of its noise; the defaults are ours.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ def clean(images: Images, generator: torch.Generator) -> Images:
 
 
 def salt_pepper(images: Images, generator: torch.Generator, share: float = 0.1) -> Images:
-    """A share of the pixels becomes black or white, evenly; all channels of a pixel together."""
+    """A fraction of the pixels becomes black or white, with equal probability, in all channels."""
     one = images[..., :1, :, :]
     hit = torch.rand(one.shape, generator=generator, device=images.device) < share
     salt = torch.rand(one.shape, generator=generator, device=images.device).round()
@@ -38,7 +38,7 @@ def poisson(images: Images, generator: torch.Generator, peak: float = 10.0) -> I
 
 
 def lower_half_hidden(images: Images, generator: torch.Generator) -> Images:
-    """The lower half is black."""
+    """Black out the lower half."""
     half = images.shape[-2] // 2
     return torch.cat([images[..., :half, :], torch.zeros_like(images[..., half:, :])], dim=-2)
 
@@ -50,7 +50,7 @@ CUES: dict[str, Cue] = {
 
 
 def observed(name: str, images: Images) -> Float[Tensor, "*B T H W"] | None:
-    """Which pixels a cue of that name still shows, 1 or 0; None where it shows them all."""
+    """Which pixels a cue of that name still shows, 1 or 0; None if all."""
     if name != "lower_half_hidden":
         return None
     seen = torch.ones_like(images[..., 0, :, :])
@@ -59,5 +59,5 @@ def observed(name: str, images: Images) -> Float[Tensor, "*B T H W"] | None:
 
 
 def make_cue(name: str, images: Images, generator: torch.Generator) -> Images:
-    """A cue by name."""
+    """Make a cue by name."""
     return CUES[name](images, generator)

@@ -1,8 +1,8 @@
-"""Score a run: its record, every figure with how it was made.
+"""Score a run and make its record: every figure, and how it was made.
 
-The rules in short: `bound` is a valid upper bound on -ln p(x|M) in nats per image, one
-sample of each latent; `paper_style` decodes posterior means and is no bound; controls are bounds
-given another memory; the memory is free, so its size stands beside every figure.
+The rules in short: `bound` is a valid upper bound on -ln p(x|M) in nats per image, with one sample
+of each latent. `paper_style` decodes posterior means and is not a bound. Controls are bounds with
+another memory. No bound charges for the memory, so each states its size.
 """
 
 import math
@@ -60,9 +60,9 @@ def evaluate(
 ) -> Entry:
     """Score a run's best checkpoint, `model`, and return its record.
 
-    `memory_dtype` rounds every memory after it was written, `bits` shrinks it; `resized` scores
-    the same weights in a memory of another size. The model given and torch's own generator stay as
-    they are.
+    `memory_dtype` quantises every memory after it is written, `bits` shrinks it, and `resized`
+    scores the same weights with a memory of another size. Neither the model nor torch's global
+    generator is changed.
     """
     require_name(variant or "none", "--variant")
     trained, facts = read_run_config(run), gather_training_facts(run)
@@ -103,8 +103,7 @@ def evaluate(
 
 
 class Subject:
-    """What is scored: a model as its run's config describes it, on the first episodes of a
-    split."""
+    """What is scored: a model with its run's config, on the first episodes of a split."""
 
     def __init__(
         self,
@@ -117,12 +116,12 @@ class Subject:
         self.config, self.model, self.split = config, model, split
         self.images: ImageSet = load_split(config, split, data_root)
         self.episodes: FixedEpisodes = fixed_episodes(config, self.images, model.device)
-        whole = len(self.episodes)
-        self.limit = whole if episodes is None else min(episodes, whole)
-        self.partial = self.limit < whole
+        total = len(self.episodes)
+        self.limit = total if episodes is None else min(episodes, total)
+        self.partial = self.limit < total
 
     def at_most(self, images: int) -> int:
-        """So many images, or as many as are scored at all."""
+        """`images`, but at most as many as are scored at all."""
         return min(images, self.limit * self.config.episode_length)
 
     def bound(
@@ -132,13 +131,13 @@ class Subject:
         return bound(self.model, chosen, sample=sample, limit=self.limit, title=title)
 
     def entry(self, score: Score) -> Entry:
-        """A score as it stands in a record."""
+        """Convert a score to an entry of a record."""
         entry = asdict(score)
         del entry["n_images"]
         return entry | {"bits_per_dim": score.bits_per_dim(self.config.model.image)}
 
     def total(self, nats: float) -> Entry:
-        """A score of which only the sum is kept."""
+        """An entry with the total of a score only."""
         pixels = math.prod(self.config.model.image)
         return {"nll_nats": nats, "bits_per_dim": nats / (math.log(2) * pixels)}
 
@@ -147,38 +146,38 @@ class Subject:
 
 
 def score_headline(subject: Subject, run: Path) -> tuple[Score, float | None]:
-    """The bound, and the bits of what was written where blocks are bits. One that is no number is
-    no result."""
+    """Compute the bound, and for blocks of bits also the bits written. A bound that is not finite
+    is an error."""
     model, bits = subject.model, None
     if model.has_code:
         coded = cast(KppBits, model)
-        found, bits = score_and_size(coded, subject.episodes, subject.limit, "bound")
+        result, bits = score_and_size(coded, subject.episodes, subject.limit, "bound")
     else:
-        found = subject.bound("bound")
-    if not math.isfinite(found.nll_nats):
-        raise NumbersWentBad(f"{run}: the bound is {found.nll_nats}")
-    return found, bits
+        result = subject.bound("bound")
+    if not math.isfinite(result.nll_nats):
+        raise NumbersWentBad(f"{run}: the bound is {result.nll_nats}")
+    return result, bits
 
 
 def score_bounds(subject: Subject, headline: Score, iwae_samples: int) -> Entry:
-    """The bound, and whatever else such a run has beside it."""
+    """Entries of the bound and of all other scores that apply to such a run."""
     config, model, limit = subject.config, subject.model, subject.limit
     entries = {"bound": subject.entry(headline)}
     if model.has_memory_kl:  # a distribution over memories: a full bound, on -ln p(X) / T
         kl_m = memory_kl(model, subject.episodes, limit, "KL(M)")
         entries["bound"]["kl_m"] = kl_m
         entries["full_bound"] = subject.total(headline.nll_nats + kl_m)
-    # no bound; the bound itself where nothing is drawn
+    # not a bound, except for a model without sampling, where it is the same number
     at_means = headline if model.is_exact else subject.bound("paper style", sample=False)
     entries["paper_style"] = subject.entry(at_means)
-    if config.optim.kl_weight == "1/T":  # nor this: each KL divided by T, as the run was trained
+    if config.optim.kl_weight == "1/T":  # not a bound either: KL divided by T, as in training
         likely = kl_over_T(model, subject.episodes, limit=limit, title="KL over T")
         entries["kl_over_T"] = subject.total(likely.nll_nats) | {"ci95": likely.ci95}
     if iwae_samples:
         k, title = iwae_samples, f"iwae {iwae_samples}"
         nll, ci95 = iwae(model, subject.episodes, k, limit=limit, title=title)
         entries["iwae"] = {"k": k, "nll_nats": nll, "ci95": ci95}
-    if config.data.binarization == "sample":  # the other published ways from grey to bits
+    if config.data.binarization == "sample":  # the other published binarizations
         others = entries["other_binarizations"] = {}
         for how in SECOND_COLUMNS.get(config.data.set, []):
             episodes = fixed_episodes(config, subject.images, model.device, how)
@@ -187,7 +186,7 @@ def score_bounds(subject: Subject, headline: Score, iwae_samples: int) -> Entry:
 
 
 def score_controls(subject: Subject, images: int) -> Entry:
-    """Bounds given another memory."""
+    """Entries of the controls: bounds with another memory."""
     tried = controls(subject.model, subject.episodes, subject.at_most(images))
     count = max((s.n_images for s in tried.values() if s is not None), default=0)
     entries = {k: None if s is None else subject.entry(s) for k, s in tried.items()}
@@ -195,7 +194,7 @@ def score_controls(subject: Subject, images: int) -> Entry:
 
 
 def measure_uses(subject: Subject, images: int) -> Entry:
-    """What a heap of blocks is for; nothing where a model has none."""
+    """Measure the uses of a memory of blocks; empty for a model without blocks."""
     if not subject.model.has_blocks:
         return {}
     model, episodes = cast(Kpp, subject.model), subject.episodes
@@ -211,7 +210,7 @@ def measure_uses(subject: Subject, images: int) -> Entry:
 
 
 def describe(subject: Subject, headline: Score, run: Path, variant: str | None) -> Entry:
-    """The run, by its names; the images: which, how many, and the hash of their pixels."""
+    """Entries that name the run, and the images: which, how many, and a hash of their pixels."""
     config = subject.config
     return {
         "model": config.model.name,
@@ -233,7 +232,7 @@ def describe(subject: Subject, headline: Score, run: Path, variant: str | None) 
 
 
 def describe_memory(subject: Subject, headline: Score, bits: float | None) -> Entry:
-    """What the memory takes, and what it costs together with the bound."""
+    """The memory's size, and its sum with the bound."""
     model, image = subject.model, subject.config.model.image
     size = memory_size(model, subject.config.episode_length, model.memory_dtype)
     if bits is not None:
@@ -245,6 +244,6 @@ def describe_memory(subject: Subject, headline: Score, bits: float | None) -> En
 
 
 def count_reads(config: RunConfig) -> int:
-    """K, reads for each image: one, where a model has no option for it."""
+    """K, reads per image; one for models without that option."""
     options = flatten(to_dict(config.model))
     return options.get("memory.reads", options.get("rows.heads", 1))

@@ -1,7 +1,7 @@
-"""Records of evaluations: what each must hold, and the files they are kept in.
+"""Evaluation records: their required fields, and their files.
 
-A record is read and passed on as the plain mapping its file holds, once `check_record` has found in
-it all that `Record` names; what it holds besides is left alone.
+A record is a plain mapping, as in its JSON file. `check_record` makes sure that it has all fields
+of `Record`; any others are kept as they are.
 """
 
 import json
@@ -19,7 +19,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, kw_only=True)
 class Terms:
-    """A score: nats for each image, the three terms they are the sum of, and their spread."""
+    """A score: nats per image, the three terms that add up to it, and its confidence interval."""
 
     nll_nats: float
     recon: float
@@ -27,12 +27,12 @@ class Terms:
     kl_y: float
     ci95: float
     bits_per_dim: float
-    kl_m: float | None = None  # KL(M) / T, which `full_bound` charges besides
+    kl_m: float | None = None  # KL(M) / T, which only `full_bound` includes
 
 
 @dataclass(frozen=True, kw_only=True)
 class Total:
-    """A score of which only the sum is kept."""
+    """A score with only its total."""
 
     nll_nats: float
     bits_per_dim: float
@@ -41,7 +41,7 @@ class Total:
 
 @dataclass(frozen=True, kw_only=True)
 class Iwae:
-    """The tighter bound of k samples."""
+    """The importance-weighted bound with k samples, which is tighter."""
 
     k: int
     nll_nats: float
@@ -50,20 +50,21 @@ class Iwae:
 
 @dataclass(frozen=True, kw_only=True)
 class MemorySize:
-    """All that p reads of an episode: no bound charges for it, so it stands beside each."""
+    """The size of all that p reads of an episode. No bound charges for it, so each states it."""
 
     shape: list[int]
     dtype: str
     floats_per_image: float
     bits_per_image: float
-    cap: int | None = None  # bits that blocks were shrunk to, where they are bits
+    cap: int | None = None  # bits that blocks were shrunk to, for kpp-bits
     bits_per_dim: float
     sum_bits_per_dim: float  # memory and bound together: a code length, as a VAE's bound is
 
 
 @dataclass(frozen=True, kw_only=True)
 class Controls:
-    """Bounds given another memory, and `own` on the same images; None where there is no other."""
+    """Bounds with another memory, and `own`, the bound on the same images. None if there is no such
+    memory."""
 
     n_images: int
     own: Terms
@@ -84,14 +85,14 @@ class Familiarity:
 
 @dataclass(frozen=True, kw_only=True)
 class Places:
-    """Whether like lies beside like."""
+    """Whether images of one class lie close together in the memory."""
 
     ratio: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """An evaluation. What has a default may be missing from its file."""
+    """An evaluation. Fields with a default may be missing from a file."""
 
     schema: int
     kind: str
@@ -100,13 +101,13 @@ class Record:
     preset: str
     variant: str | None
     seed: int
-    config: dict[str, Any] | None  # the run's; None where its options are gone: see `retired`
+    config: dict[str, Any] | None  # the run's; None if its options no longer exist: see `retired`
     config_hash: str
     params: int
     flop_per_image: float
-    z_shape: list[Any]  # a list of shapes where z has several parts
+    z_shape: list[Any]  # a list of shapes if z has several parts
     K: int
-    # On what
+    # On which images
     split: str
     n_images: int
     n_episodes: int
@@ -130,7 +131,7 @@ class Record:
     file_bits: float | None = None
     efficiency: float | None = None
     kin: dict[str, Any] | None = None
-    # How it was trained; None where weights came without their run
+    # How it was trained; None for weights without their run
     images_seen: int | None
     images_per_s: float | None
     wall_s: float | None
@@ -144,48 +145,48 @@ class Record:
     command: str
     data: str | None = None
     checkpoint: str | None = None
-    resized: bool | None = None  # scored in a memory of another size than the run's
-    elsewhere: bool | None = None  # what kanerva 0.1 called that
+    resized: bool | None = None  # scored with a memory of another size than in training
+    elsewhere: bool | None = None  # the name of `resized` in kanerva 0.1
     retired: str | None = None  # the last commit that could train this
 
 
 def check_record(record: Any, where: str) -> Record:
-    """A record with its types, or one line that says what is wrong with it."""
+    """Check a record and return it with its types; an error says in one line what is wrong."""
     if not isinstance(record, dict) or record.get("kind") != "evaluation":
         raise UserError(f"{where} is not the record of an evaluation")
     if record.get("schema") != SCHEMA:
         raise UserError(
             f"{where} has schema {record.get('schema')}, not {SCHEMA}: another version of kanerva "
-            "wrote it; score its run again with `kanerva evaluate`"
+            "wrote it; repeat `kanerva evaluate` on its run"
         )
-    found = _build(Record, record, where)
-    if (found.config is None) != (found.retired is not None):
-        raise UserError(f"{where}: a record has a config, or says by `retired` why it has none")
-    nearest = {name for name in found.generation or {} if name.endswith("_nearest")}
-    grey = {name.replace("_nearest", "_grey") for name in nearest} - (found.generation or {}).keys()
-    if found.T < 1 or grey or (found.full_bound is not None and found.bound.kl_m is None):
-        raise UserError(f"{where} is not a whole record: T, generation or bound.kl_m")
-    return found
+    typed = _build(Record, record, where)
+    if (typed.config is None) != (typed.retired is not None):
+        raise UserError(f"{where}: a record needs either `config` or `retired`")
+    nearest = {name for name in typed.generation or {} if name.endswith("_nearest")}
+    grey = {name.replace("_nearest", "_grey") for name in nearest} - (typed.generation or {}).keys()
+    if typed.T < 1 or grey or (typed.full_bound is not None and typed.bound.kl_m is None):
+        raise UserError(f"{where} is not a complete record: check T, generation and bound.kl_m")
+    return typed
 
 
 def _build(cls: type[R], data: Any, where: str) -> R:
-    """A dataclass from a mapping that has at least its fields."""
+    """Build a dataclass from a mapping that has at least its fields."""
     if not isinstance(data, dict):
         raise UserError(f"{where} must be a mapping, got {shown(data)}")
-    known, hints = fields(cls), get_type_hints(cls)  # pyright: ignore[reportArgumentType]
-    if missing := [f.name for f in known if f.default is MISSING and f.name not in data]:
-        raise UserError(f"{where} is not a whole record: it lacks {', '.join(missing)}")
-    there = [f.name for f in known if f.name in data]
-    return cls(**{name: _check(hints[name], data[name], f"{where}: {name}") for name in there})
+    expected, hints = fields(cls), get_type_hints(cls)  # pyright: ignore[reportArgumentType]
+    if missing := [f.name for f in expected if f.default is MISSING and f.name not in data]:
+        raise UserError(f"{where} is not a complete record: {', '.join(missing)} missing")
+    names = [f.name for f in expected if f.name in data]
+    return cls(**{name: _check(hints[name], data[name], f"{where}: {name}") for name in names})
 
 
 def _check(hint: Any, value: Any, where: str) -> Any:
-    """`value`, if it is what the annotation says; a whole number passes as a float."""
+    """Return `value` if it has the annotated type; an int passes as a float."""
     origin, args = get_origin(hint), get_args(hint)
     plain: Any = origin or hint
     if origin in (Union, types.UnionType):
-        given = next(a for a in args if a is not type(None))
-        return None if value is None else _check(given, value, where)
+        kind = next(a for a in args if a is not type(None))
+        return None if value is None else _check(kind, value, where)
     if is_dataclass(hint):
         return _build(hint, value, where)  # pyright: ignore[reportArgumentType]
     if hint is Any:
@@ -200,18 +201,18 @@ def _check(hint: Any, value: Any, where: str) -> Any:
 
 
 def _is_of(kind: Any, value: Any) -> bool:
-    if isinstance(value, bool):  # an int to Python, but no number here
+    if isinstance(value, bool):  # an int in Python, but not a number here
         return kind is bool
     return isinstance(value, (int, float) if kind is float else kind)
 
 
 def is_resized(record: dict[str, Any]) -> bool:
-    """Whether a record is of weights in a memory of another size than they were trained with."""
+    """Whether the weights were scored with a memory of another size than in training."""
     return bool(record.get("resized", record.get("elsewhere", False)))
 
 
 def is_early(record: dict[str, Any]) -> bool:
-    """Whether the step that is scored lies well before the run's end: its schedule was cut off."""
+    """Whether the scored step lies well before the run's end, before the learning rate decayed."""
     return 0 < (record.get("best_step") or 0) < 0.8 * (record.get("steps") or 0)
 
 
@@ -219,20 +220,20 @@ def is_early(record: dict[str, Any]) -> bool:
 
 
 def record_name(record: dict[str, Any]) -> str:
-    """Where a record lies under `results/`."""
+    """A record's path under `results/`."""
     variant = f"-{record['variant']}" if record["variant"] else ""
     name = f"{record['model']}{variant}-s{record['seed']}{_split_suffix(record)}.json"
-    for part in (record["preset"], name):  # a record's words are its author's
+    for part in (record["preset"], name):  # a record may come from someone else
         require_name(part, "a record's name")
     return f"{record['preset']}/{name}"
 
 
-_MEMORY = ("shape", "dtype", "cap")  # what makes it another memory
+_MEMORY = ("shape", "dtype", "cap")  # if these differ, it is another memory
 
 
 def run_record_name(record: dict[str, Any]) -> str:
-    """What a record is called in its run folder: a quick look, fewer bits or another memory never
-    replace the full figure."""
+    """A record's file name in its run folder. A partial score, fewer bits or another memory never
+    replace the full record."""
     memory = record["memory"]
     other = "" if memory["dtype"] in ("float32", "bits") else f"-{memory['dtype']}"
     if memory.get("cap") is not None:
@@ -248,7 +249,8 @@ def _split_suffix(record: dict[str, Any]) -> str:
 
 
 def file_record(record: dict[str, Any], results: Path) -> Path:
-    """File a record under `results/`, unless another configuration's or a fuller one is there."""
+    """Save a record under `results/`. It does not replace one of another configuration or a fuller
+    one."""
     path = results / record_name(record)
     if path.exists():
         there = read_record(path)
@@ -258,13 +260,13 @@ def file_record(record: dict[str, Any], results: Path) -> Path:
         if not all(same):
             raise UserError(f"{path} is of another memory: give this one a --variant name")
         if record["partial"] and not there["partial"]:
-            raise UserError(f"{path} is of the whole split; a part does not replace it")
+            raise UserError(f"{path} covers the whole split; a partial record does not replace it")
     write_record(record, path)
     return path
 
 
 def write_record(record: dict[str, Any], path: Path) -> None:
-    """As JSON, all of it or nothing."""
+    """Write a record as JSON, atomically."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -273,7 +275,7 @@ def write_record(record: dict[str, Any], path: Path) -> None:
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """The record of a run folder (of the whole test set, if it is there), or a record file."""
+    """Read a record file, or the record in a run folder, that of the whole test set if present."""
     files = [path]
     if path.is_dir():
         files = [path / f"evaluation{part}.json" for part in ("", "-partial")]
@@ -287,7 +289,7 @@ def read_record(path: Path) -> dict[str, Any]:
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
-    """The record of a run folder or a file; of another folder all records in it."""
+    """Read the record of a run folder or a file; or all records in another folder."""
     if path.is_dir() and not any(path.glob("evaluation*.json")) and any(path.glob("*.json")):
         return [read_record(file) for file in sorted(path.glob("*.json"))]
     return [read_record(path)]

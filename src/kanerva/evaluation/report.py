@@ -1,4 +1,4 @@
-"""Records as text, as `kanerva evaluate` and `kanerva compare` print them."""
+"""Format records as text, for `kanerva evaluate` and `kanerva compare`."""
 
 import math
 import statistics
@@ -10,7 +10,7 @@ CONTROLS = ("own", "left_out", "other", "zeroed", "permuted")
 
 
 def table(record: dict[str, Any]) -> str:
-    """A record as the table `kanerva evaluate` prints."""
+    """Format a record as the table that `kanerva evaluate` prints."""
     part = f", {record['n_episodes']} episodes only" if record["partial"] else ""
     memory = record["memory"]
     steps = ""
@@ -60,16 +60,16 @@ def table(record: dict[str, Any]) -> str:
 
 
 def uses(record: dict[str, Any]) -> list[str]:
-    """What a heap of blocks is for: a line each for what was measured."""
+    """One line for each measured use of a memory of blocks."""
     lines = []
-    if known := record.get("familiarity"):
+    if measured := record.get("familiarity"):
         lines.append(
-            f"familiarity: written from unwritten images with AUROC {known['auroc']:.4f} "
-            f"({known['n_written']} and {known['n_unwritten']})"
+            f"familiarity: AUROC {measured['auroc']:.4f} of written against unwritten images "
+            f"({measured['n_written']} and {measured['n_unwritten']})"
         )
     if places := record.get("places"):
         lines.append(
-            f"like beside like: mean distance within a class over all pairs' {places['ratio']:.3f}"
+            f"places: mean distance within a class, relative to all pairs: {places['ratio']:.3f}"
         )
     if made := record.get("generation"):
         names = [name.removesuffix("_nearest") for name in made if name.endswith("_nearest")]
@@ -80,12 +80,13 @@ def uses(record: dict[str, Any]) -> list[str]:
 
 
 def compare(records: list[dict[str, Any]]) -> str:
-    """Records side by side, the best bound of each preset first; `seen` by the step scored."""
+    """Format records side by side, the best bound of each preset first. `seen` counts images up to
+    the scored step."""
     first = "preset,model,pixels,seed,T,bound,± ci95,bits/dim,paper_style,"
     first += ",".join(CONTROLS)
     last = "floats/img,bits/img,params,seen,img/s,minutes,images"  # minutes of training
     rows = [[*first.split(","), *last.split(",")]]
-    charged = any(r.get("full_bound") for r in records)  # a model with a distribution over memories
+    charged = any(r.get("full_bound") for r in records)  # models with a distribution over memories
     if charged:
         rows[0].insert(9, "with KL(M)")
     for r in sorted(records, key=lambda r: (r["preset"], r["bound"]["nll_nats"])):
@@ -108,7 +109,7 @@ def compare(records: list[dict[str, Any]]) -> str:
 
 
 def over_seeds(records: list[dict[str, Any]]) -> str:
-    """Mean and deviation over runs of one configuration that differ by seed alone."""
+    """Mean and standard deviation over runs of one configuration that differ only in their seed."""
     groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for r in records:
         group = (where(r), named(r), r["config_hash"], r["memory"]["dtype"])
@@ -138,7 +139,7 @@ def over_seeds(records: list[dict[str, Any]]) -> str:
 
 
 def seen_by(record: dict[str, Any]) -> str:
-    """Images seen by the step that is scored, and of how many where that is early in its run."""
+    """Images seen up to the scored step; if that is early in its run, also the total."""
     seen, steps = record["images_seen"], record.get("steps") or 1
     if seen is None:  # weights without their run
         return "-"
@@ -152,12 +153,12 @@ def named(record: dict[str, Any]) -> str:
 
 
 def where(record: dict[str, Any]) -> str:
-    """The data set, and the split where it is not the test's."""
+    """The data set, and the split unless it is test."""
     return record["preset"] + ("" if record["split"] == "test" else f" {record['split']}")
 
 
 def columns(rows: list[list[str]], left: int) -> str:
-    """Rows as aligned text, the first columns to the left."""
+    """Format rows as aligned text. The first `left` columns are left-aligned."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return "\n".join(
         "  ".join(

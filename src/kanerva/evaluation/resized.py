@@ -1,4 +1,4 @@
-"""The same weights in a memory of another size: how a bound changes with floats for each image."""
+"""The same weights with a memory of another size: how the bound changes with floats per image."""
 
 from dataclasses import dataclass, replace
 
@@ -9,17 +9,17 @@ from kanerva.models.base import MemoryModel
 
 @dataclass(frozen=True)
 class ResizedMemory:
-    """Another memory for the same weights: blocks stay as they are, so any grid of such cells will
-    do. What is None stays as the run has it."""
+    """Another memory size for the same weights. Blocks keep their size, so any grid of such cells
+    works. Options that are None stay as in the run."""
 
     episode_length: int | None = None
     capacity: int | None = None
     size: int | None = None
 
     def apply(self, config: RunConfig, model: MemoryModel) -> tuple[RunConfig, MemoryModel]:
-        """The run's config and model with that memory."""
+        """Return the run's config and model with this memory."""
         if not isinstance(config.model, KppConfig):
-            raise UserError(f"{config.model.name} cannot be scored in a memory of another size")
+            raise UserError(f"{config.model.name} cannot be scored with a memory of another size")
         memory = config.model.memory
         memory = replace(
             memory, capacity=self.capacity or memory.capacity, size=self.size or memory.size

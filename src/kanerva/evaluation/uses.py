@@ -1,6 +1,6 @@
-"""What a heap of blocks is for, measured: knowing what it holds, like beside like, and sampling.
+"""Measure the uses of a memory of blocks: familiarity, placement of similar images, sampling.
 
-Only for models that place blocks (`kpp`); each function returns a plain entry of a record.
+Only for models that place blocks (`kpp`). Each function returns a plain entry of a record.
 """
 
 import math
@@ -20,11 +20,11 @@ from kanerva.shapes import Episode
 
 Scores = Float[Tensor, "_"]
 Pictures = tuple[Episode, Bool[Tensor, "B T"]]
-SPREADS = (0.1, 0.5)  # of perturbed keys; 0.1 is the paper's (§4.1.1)
+SPREADS = (0.1, 0.5)  # noise on perturbed keys; 0.1 is the paper's (§4.1.1)
 
 
 def auroc(positive: Scores, negative: Scores) -> float:
-    """The chance that a positive scores above a negative, ties counted half."""
+    """The probability that a positive scores above a negative; ties count half."""
     both = torch.cat([positive, negative]).double()
     _, inverse, counts = both.unique(return_inverse=True, return_counts=True)
     last = counts.cumsum(0).double()
@@ -37,7 +37,8 @@ def auroc(positive: Scores, negative: Scores) -> float:
 def measure_familiarity(
     model: Kpp, episodes: FixedEpisodes, images: int
 ) -> dict[str, float] | None:
-    """Written against unwritten test images: each episode and the next one that shares none."""
+    """Measure familiarity of written against unwritten test images. The unwritten ones are from the
+    next episode that shares no image."""
     others = partners(episodes, holding(episodes, images))
     if others is None:
         return None
@@ -60,8 +61,8 @@ def measure_familiarity(
 
 @torch.no_grad()
 def measure_places(model: Kpp, episodes: FixedEpisodes, images: int) -> dict[str, float] | None:
-    """Mean distance between the places of two images of a class, over that of any two, within
-    one memory; labels are used here only. None for sets without labels."""
+    """Mean distance between the places of two images of one class, divided by that of any two, in
+    one memory. Labels are used only for this. None for sets without labels."""
     labels = episodes.image_set.labels
     if labels is None or model.config.memory.placement == "cells":
         return None
@@ -83,8 +84,8 @@ def measure_places(model: Kpp, episodes: FixedEpisodes, images: int) -> dict[str
 def measure_generation(
     model: Kpp, episodes: FixedEpisodes, images: int
 ) -> dict[str, float | int] | None:
-    """Samples beside what was written: how far the nearest written image is (root mean square
-    over pixels) and how grey they are (mean of 4 p (1 - p): 0 black and white, 1 all grey)."""
+    """Compare samples with the written images: the distance to the nearest written image (root mean
+    square over pixels), and greyness (mean of 4 p (1 - p): 0 black and white, 1 all grey)."""
     others = partners(episodes, holding(episodes, images))
     if others is None:
         return None
@@ -92,8 +93,8 @@ def measure_generation(
     for chunk in chunks(episodes, len(others), "generation"):
         written = chunk.batch.images.flatten(2)
         pictures = draw_pictures(model, chunk, strangers(episodes, chunk, others))
-        for name, (drawn, chosen) in pictures.items():
-            made = drawn.flatten(2)
+        for name, (samples, chosen) in pictures.items():
+            made = samples.flatten(2)
             nearest = torch.cdist(made, written).min(dim=-1).values / math.sqrt(made.shape[-1])
             grey = (4 * made * (1 - made)).mean(dim=-1)
             found.setdefault(f"{name}_nearest", []).append(nearest[chosen].cpu())
@@ -104,12 +105,13 @@ def measure_generation(
 
 
 def draw_pictures(model: Kpp, chunk: Chunk, unwritten: Episode) -> dict[str, Pictures]:
-    """What memories give, and what to compare it with; and which of them count.
+    """Pictures from memories and pictures to compare them with, each with a mask of those that
+    count.
 
-    Samples at random keys count by where the key falls: `held`, into a cell with a block, or `free`
-    (none in a memory that is full). `perturbed` are keys a little off those of written images,
-    `recalled` what a memory gives back. To compare with: `vae`, samples of an empty memory;
-    `crossfade`, two written images half and half; `unwritten`, real images of another episode.
+    Samples at random keys are `held` if the key falls into a cell with a block, else `free` (none
+    in a full memory). `perturbed` uses keys close to those of written images; `recalled` is the
+    reconstruction of the written images. To compare: `vae`, samples of an empty memory;
+    `crossfade`, the average of two written images; `unwritten`, real images of another episode.
     """
     written = chunk.batch.images
     count, length = written.shape[:2]
@@ -117,21 +119,21 @@ def draw_pictures(model: Kpp, chunk: Chunk, unwritten: Episode) -> dict[str, Pic
     noise = stream("generate", chunk.start, device=model.device)
     keys = as_normal(memory.places)
     random = torch.randn(count, length, 2, generator=noise, device=keys.device)
-    drawn = model.generate_at(memory, random, generator=noise)
+    samples = model.generate_at(memory, random, generator=noise)
     on_block = nearest_is_held(memory, random)
-    whole = torch.ones_like(on_block)
+    every = torch.ones_like(on_block)
     pictures = {
-        "recalled": (model.reconstruct(written), whole),
-        "held": (drawn, on_block),
-        "free": (drawn, ~on_block),
-        "vae": (model.generate(model.empty(count), length, generator=noise), whole),
-        "crossfade": ((written + written.roll(1, dims=1)) / 2, whole),
-        "unwritten": (unwritten, whole),
+        "recalled": (model.reconstruct(written), every),
+        "held": (samples, on_block),
+        "free": (samples, ~on_block),
+        "vae": (model.generate(model.empty(count), length, generator=noise), every),
+        "crossfade": ((written + written.roll(1, dims=1)) / 2, every),
+        "unwritten": (unwritten, every),
     }
     for spread in SPREADS:
         moved = keys + spread * torch.randn(keys.shape, generator=noise, device=keys.device)
         made = model.generate_at(memory, moved, generator=noise)
-        pictures[f"perturbed_{spread:g}"] = (made, whole)
+        pictures[f"perturbed_{spread:g}"] = (made, every)
     return pictures
 
 

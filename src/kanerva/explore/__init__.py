@@ -1,9 +1,9 @@
-"""`kanerva explore`: a memory in the browser. The page asks, this package answers.
+"""`kanerva explore`: a memory in the browser. This package answers the page's requests.
 
-server    a socket, an address, a browser         library   models, runs and sets by name
-guard     who may ask                             session   one client's memory and its history
+server    socket, address and browser             library   models, runs and data sets by name
+guard     access control                          session   one client's memory and its history
 app       the routes                              answers   what the page shows of a memory
-asked     what requests hold                      script    the same calls as Python
+asked     schemas of requests                     script    the same calls as Python
 pixels    images as text, cues                    shelf     a store
-upload    files that others made                  static/   the page itself
+upload    image files that users upload           static/   the page itself
 """

@@ -1,4 +1,4 @@
-"""What a page shows of a memory: pictures, the posterior, reading step by step, dreams."""
+"""What the page shows of a memory: pictures, the posterior, iterative reading, samples."""
 
 import math
 from typing import Any
@@ -21,16 +21,16 @@ Pictures = Float[Tensor, "held C H W"]
 
 
 def number(value: float) -> float | None:
-    """As JSON has it: no infinities."""
+    """Round a number for JSON; None if it is not finite."""
     return round(value, 6) if math.isfinite(value) else None
 
 
-# What is held
+# Stored images
 
 
 @torch.no_grad()
 def held_pictures(model: MemoryModel, memory: Memory) -> Pictures:
-    """What each block held decodes to, in order of handle."""
+    """Decode each stored block, in order of handle."""
     if not len(memory):
         return torch.zeros(0, *model.config.image)
     cells, output = decode_held(model, memory)  # pyright: ignore[reportArgumentType]
@@ -41,14 +41,14 @@ def held_pictures(model: MemoryModel, memory: Memory) -> Pictures:
     pictures = pictures[rows[memory.cells]]
     if memory.detail is None:
         return pictures
-    detail = memory.detail.apply(lambda part: part[memory.cells])  # pixels held as they were
-    known = torch.arange(detail.pixels.shape[-1]) < detail.stored[:, None]
-    flat = torch.where(known, detail.pixels.float(), pictures.flatten(1))
+    detail = memory.detail.apply(lambda part: part[memory.cells])  # exact pixels
+    exact = torch.arange(detail.pixels.shape[-1]) < detail.stored[:, None]
+    flat = torch.where(exact, detail.pixels.float(), pictures.flatten(1))
     return flat.view_as(pictures)
 
 
 def warm(model: MemoryModel) -> None:
-    """What a model works out once, before anybody waits for it."""
+    """Run a model once, so that no client waits for what it computes only the first time."""
     if model.has_blocks:
         blank = torch.zeros(1, *model.config.image)
         model.find(model.write(blank), blank[0])
@@ -93,7 +93,8 @@ def describe(session: Session) -> dict[str, Any]:
 def _colours(
     session: Session, blocks: Float[Tensor, "cells Cm h w"], held: "list[int] | range"
 ) -> dict[int, str]:
-    """Blocks as colours, on a scale that stays: three channels as they are, others mixed."""
+    """Convert blocks to colours, on the session's fixed scale. Three channels are used as they are,
+    others are mixed to three."""
     if not len(held):
         return {}
     chosen = blocks[list(held)]
@@ -109,7 +110,7 @@ def _colours(
 
 
 def changed_cells(before: Memory, after: Memory) -> list[int]:
-    """Cells whose numbers are not the same, bit for bit."""
+    """Cells whose numbers differ in any bit."""
     if before.owners is None or after.owners is None:
         return []
     every = torch.arange(before.capacity)[None]
@@ -121,7 +122,7 @@ def changed_cells(before: Memory, after: Memory) -> list[int]:
 
 
 def find(session: Session, image: Image, damage: Damage, mask_given: bool) -> dict[str, Any]:
-    """The posterior over what is held, and none of it."""
+    """The posterior over the stored images and "none of these"."""
     cue = damage.apply(image)
     seen = damage.observed if mask_given else None
     if len(session.memory) == 0:
@@ -139,40 +140,39 @@ def describe_hits(hits: Hits) -> dict[str, Any]:
 
 @torch.no_grad()
 def details(session: Session, image: Image, damage: Damage) -> dict[str, Any]:
-    """Of the image itself how familiar it is and what it costs; of the cue, which image a search
-    for the nearest pixels would give."""
+    """Familiarity and bound of the image itself, and the nearest neighbour of the cue in pixels."""
     model, memory = session.model, session.memory
-    found: dict[str, Any] = {"familiarity": None, "bound": None, "nearest": None}
+    values: dict[str, Any] = {"familiarity": None, "bound": None, "nearest": None}
     held = session.state.images if memory.owners is None else memory.handles
     if not len(held):
-        return found
+        return values
     if model.has_blocks:
-        found["familiarity"] = number(float(model.familiarity(memory, image[None])[0]))
+        values["familiarity"] = number(float(model.familiarity(memory, image[None])[0]))
     try:
         terms = model.elbo(image[None], memory, sample=False)
         costs = {"log_likelihood": -terms.log_likelihood, **terms.by_name()}
         costs["log_likelihood"] = -terms.log_likelihood
-        found["bound"] = {name: number(float(cost[0])) for name, cost in costs.items()}
-        found["bound"]["total"] = number(float(terms.nll_nats[0]))
-    except UserError:  # a model that scores whole episodes only
+        values["bound"] = {name: number(float(cost[0])) for name, cost in costs.items()}
+        values["bound"]["total"] = number(float(terms.nll_nats[0]))
+    except UserError:  # some models score only whole episodes
         pass
     handle, distance = nearest(session, damage.apply(image), damage.observed)
-    found["nearest"] = {"handle": handle, "distance": number(distance)}
-    return found
+    values["nearest"] = {"handle": handle, "distance": number(distance)}
+    return values
 
 
 def nearest(session: Session, cue: Image, seen: Float[Tensor, "H W"]) -> tuple[int, float]:
-    """The image with the least squared error on visible pixels: those written, where they are
-    known, else what the memory holds."""
+    """The image with the least squared error on visible pixels. Images are compared as they were
+    written, or if that is not known, as the memory decodes them."""
     memory, images = session.memory, session.state.images
     if memory.owners is None:
         handles, pictures = list(images), torch.stack(list(images.values()))
     else:
         handles, pictures = memory.handles, held_pictures(session.model, memory)
-        known = [
+        best_known = [
             images.get(handle, picture) for handle, picture in zip(handles, pictures, strict=True)
         ]
-        pictures = torch.stack(known)
+        pictures = torch.stack(best_known)
     errors = ((pictures - cue).square() * seen).flatten(1).sum(dim=1)
     best = int(errors.argmin())
     return handles[best], float(errors[best])
@@ -181,7 +181,7 @@ def nearest(session: Session, cue: Image, seen: Float[Tensor, "H W"]) -> tuple[i
 def steps(
     session: Session, image: Image, damage: Damage, mask_given: bool, count: int, sample: bool
 ) -> dict[str, Any]:
-    """Iterative reading: the cue, then every picture that is read of the last one."""
+    """Iterative reading: the cue, then the picture after each step."""
     cue = damage.apply(image)
     pictures = session.model.recall(
         session.memory,
@@ -194,20 +194,20 @@ def steps(
     return {"cue": to_text(cue), "steps": [to_text(picture[0]) for picture in pictures]}
 
 
-# Dreams
+# Samples, which the page calls dreams
 
 
 def dream(
     session: Session, at: tuple[float, float] | None, spread: float, count: int, seed: int
 ) -> dict[str, Any]:
-    """Samples around a place of the map, x and y on [-1, 1]; without a place, of all that is held.
-    The first of those around a place is read there exactly."""
+    """Samples around a place (x, y) on [-1, 1] of the map, the first of them exactly there; without
+    a place, samples at random keys."""
     model, memory, chance = session.model, session.memory, stream(seed, "dream")
     if at is None:
         images = model.generate(memory, count, generator=chance)
         return {"images": [to_text(image) for image in images]}
     if model.key_shape != (2,):
-        raise UserError("keys of this model are not places of its map")
+        raise UserError("this model's keys are not places of its map")
     key = as_normal(torch.tensor(at))
     images = [model.generate(memory, 1, near=(key, 0.0), generator=chance)]
     if count > 1:

@@ -1,4 +1,4 @@
-"""The routes. Each checks what came, does one thing to one session, and answers in JSON."""
+"""The routes. Each checks its request, does one thing to one session, and answers in JSON."""
 
 import asyncio
 from collections.abc import Callable
@@ -35,9 +35,9 @@ from kanerva.explore.session import IDLE, Session, Sessions
 from kanerva.explore.shelf import Shelf
 from kanerva.explore.upload import decode_file
 
-WORKERS = 2  # threads that run models; as many load them, and read files of others
+WORKERS = 2  # threads that run models; as many more load models and decode uploads
 MOST_WAITING = 256
-PAGE = {  # what is served beside the answers, by name: no path is ever looked up
+PAGE = {  # static files by name: no path from a request ever reaches the disk
     "": ("index.html", "text/html; charset=utf-8"),
     "style.css": ("style.css", "text/css; charset=utf-8"),
     "icon.svg": ("icon.svg", "image/svg+xml"),
@@ -54,7 +54,7 @@ class Missing(UserError):
 
 
 class Busy(UserError):
-    """More is asked for than can wait."""
+    """Too many requests are waiting."""
 
 
 async def the_session(
@@ -84,7 +84,7 @@ class Service:
         self.waiting = 0
 
     def close(self) -> None:
-        """Wait for nobody."""
+        """Close the store and the threads, without waiting for requests."""
         if self.shelf is not None:
             self.shelf.close()
         self.pool.shutdown(wait=False, cancel_futures=True)
@@ -93,9 +93,9 @@ class Service:
     async def work(
         self, do: Callable[[], Result], pool: ThreadPoolExecutor | None = None
     ) -> Result:
-        """Off the event loop: it goes on answering others."""
+        """Run `do` in a thread, so that the event loop can answer others meanwhile."""
         if self.waiting >= MOST_WAITING:
-            raise Busy("too much is asked for at once: try again")
+            raise Busy("too many requests at once: try again")
         self.waiting += 1
         try:
             return await asyncio.get_running_loop().run_in_executor(pool or self.pool, do)
@@ -103,7 +103,7 @@ class Service:
             self.waiting -= 1
 
     async def change(self, session: Session, do: Callable[[], object]) -> dict[str, Any]:
-        """Do something to a memory; what it is afterwards, and which cells are not as before."""
+        """Change a session's memory. Return its new state, and which cells changed."""
 
         def both() -> dict[str, Any]:
             before = session.memory
@@ -116,13 +116,13 @@ class Service:
             return await self.work(both)
 
     async def ask(self, session: Session, do: Callable[[], Result]) -> Result:
-        """Ask something of a memory."""
+        """Run a query on a session's memory."""
         async with session.lock:
             return await self.work(do)
 
 
 def make_app(service: Service) -> FastAPI:
-    """The application; `guard.Guard` goes around it."""
+    """Make the application; `guard.Guard` wraps it."""
     app = FastAPI(title="kanerva explore", docs_url=None, redoc_url=None, openapi_url=None)
     app.add_exception_handler(UserError, _refuse)
     app.add_exception_handler(RequestValidationError, _refuse_request)
@@ -134,7 +134,7 @@ def make_app(service: Service) -> FastAPI:
 
     def the_shelf() -> Shelf:
         if service.shelf is None:
-            raise UserError("no store was named: kanerva explore STORE")
+            raise UserError("there is no store: start `kanerva explore STORE`")
         return service.shelf
 
     @app.get("/")
@@ -149,12 +149,12 @@ def make_app(service: Service) -> FastAPI:
     async def about() -> dict[str, Any]:
         shelf = None if service.shelf is None else service.shelf.describe()
         library = service.library
-        found = {"models": library.names, "first": library.first, "store": shelf}
-        return found | {"version": kanerva.__version__}
+        content = {"models": library.names, "first": library.first, "store": shelf}
+        return content | {"version": kanerva.__version__}
 
     @app.post("/api/start")
-    async def start(asked: Start) -> dict[str, Any]:
-        name = service.library.first if asked.model is None else asked.model
+    async def start(body: Start) -> dict[str, Any]:
+        name = service.library.first if body.model is None else body.model
         model = await service.work(lambda: service.library.model(name), service.slow)
         about = await service.work(lambda: service.library.describe(name), service.slow)
         session = service.sessions.start(name, model)
@@ -168,7 +168,7 @@ def make_app(service: Service) -> FastAPI:
 
     @app.post("/api/leave")
     async def leave(session: Mine) -> dict[str, Any]:
-        """A page is closed, or loaded again: its session stays while there is room."""
+        """A page is closed or reloaded. Its session is kept while there is room."""
         session.used -= IDLE
         return {}
 
@@ -178,23 +178,23 @@ def make_app(service: Service) -> FastAPI:
         state = await service.ask(session, lambda: answers.describe(session))
         return {"session": session.id, "about": about, "state": state}
 
-    # What changes a memory
+    # Changes of a memory
 
     @app.post("/api/write")
-    async def write(asked: Write, session: Mine) -> dict[str, Any]:
+    async def write(body: Write, session: Mine) -> dict[str, Any]:
         config = session.model.config
         binary = config.likelihood == "bernoulli"
-        images = [to_image(text, config.image, binary) for text in asked.images]
+        images = [to_image(text, config.image, binary) for text in body.images]
         return await service.change(session, lambda: session.write(images))
 
     @app.post("/api/free")
-    async def free(asked: Handles, session: Mine) -> dict[str, Any]:
-        return await service.change(session, lambda: session.free(asked.handles))
+    async def free(body: Handles, session: Mine) -> dict[str, Any]:
+        return await service.change(session, lambda: session.free(body.handles))
 
     @app.post("/api/shrink")
-    async def shrink(asked: Shrink, session: Mine) -> dict[str, Any]:
+    async def shrink(body: Shrink, session: Mine) -> dict[str, Any]:
         return await service.change(
-            session, lambda: session.shrink(asked.bits, asked.handles, asked.again)
+            session, lambda: session.shrink(body.bits, body.handles, body.again)
         )
 
     @app.post("/api/clear")
@@ -223,53 +223,51 @@ def make_app(service: Service) -> FastAPI:
         headers = {"content-disposition": disposition}
         return Response(content, media_type="application/octet-stream", headers=headers)
 
-    # What asks a memory
+    # Queries
 
     @app.post("/api/find")
-    async def find(asked: Cue, session: Mine) -> dict[str, Any]:
-        image, damage = asked.parts(session)
+    async def find(body: Cue, session: Mine) -> dict[str, Any]:
+        image, damage = body.parts(session)
         return await service.ask(
-            session, lambda: answers.find(session, image, damage, asked.mask_given)
+            session, lambda: answers.find(session, image, damage, body.mask_given)
         )
 
     @app.post("/api/details")
-    async def details(asked: Cue, session: Mine) -> dict[str, Any]:
-        image, damage = asked.parts(session)
+    async def details(body: Cue, session: Mine) -> dict[str, Any]:
+        image, damage = body.parts(session)
         return await service.ask(session, lambda: answers.details(session, image, damage))
 
     @app.post("/api/steps")
-    async def steps(asked: Steps, session: Mine) -> dict[str, Any]:
-        image, damage = asked.parts(session)
+    async def steps(body: Steps, session: Mine) -> dict[str, Any]:
+        image, damage = body.parts(session)
         return await service.ask(
             session,
-            lambda: answers.steps(
-                session, image, damage, asked.mask_given, asked.count, asked.sample
-            ),
+            lambda: answers.steps(session, image, damage, body.mask_given, body.count, body.sample),
         )
 
     @app.post("/api/dream")
-    async def dream(asked: Dream, session: Mine) -> dict[str, Any]:
-        at = None if asked.x is None or asked.y is None else (asked.x, asked.y)
+    async def dream(body: Dream, session: Mine) -> dict[str, Any]:
+        at = None if body.x is None or body.y is None else (body.x, body.y)
         return await service.ask(
-            session, lambda: answers.dream(session, at, asked.spread, asked.count, asked.seed)
+            session, lambda: answers.dream(session, at, body.spread, body.count, body.seed)
         )
 
     @app.post("/api/python")
-    async def python(asked: Screen, session: Mine) -> dict[str, Any]:
-        image, damage = (None, None) if asked.cue is None else asked.cue.parts(session)
-        mask_given = asked.cue is not None and asked.cue.mask_given
-        store = str(the_shelf().path) if asked.store else None
+    async def python(body: Screen, session: Mine) -> dict[str, Any]:
+        image, damage = (None, None) if body.cue is None else body.cue.parts(session)
+        mask_given = body.cue is not None and body.cue.mask_given
+        store = str(the_shelf().path) if body.store else None
         return {"text": script(session, image, damage, mask_given, store)}
 
     # Images
 
     @app.post("/api/examples")
-    async def examples(asked: Examples, session: Mine) -> dict[str, Any]:
-        found = await service.work(
-            lambda: service.library.examples(session.name, asked.set, asked.count, asked.seed),
+    async def examples(body: Examples, session: Mine) -> dict[str, Any]:
+        images = await service.work(
+            lambda: service.library.examples(session.name, body.set, body.count, body.seed),
             service.slow,
         )
-        return {"images": found}
+        return {"images": images}
 
     @app.post("/api/decode")
     async def decode(request: Request, session: Mine) -> dict[str, Any]:
@@ -280,31 +278,31 @@ def make_app(service: Service) -> FastAPI:
     # A store
 
     @app.post("/api/search")
-    async def search(asked: Search, session: Mine) -> dict[str, Any]:
+    async def search(body: Search, session: Mine) -> dict[str, Any]:
         shelf = the_shelf()
         if session.model is not shelf.store.model:
-            raise UserError("the store belongs to another model: choose that")
-        image, damage = asked.parts(session)
+            raise UserError("the store belongs to another model: choose that one")
+        image, damage = body.parts(session)
         return await service.work(
-            lambda: shelf.search(image, damage, asked.mask_given, asked.page), shelf.pool
+            lambda: shelf.search(image, damage, body.mask_given, body.page), shelf.pool
         )
 
     @app.post("/api/browse")
-    async def browse(asked: Browse, session: Mine) -> dict[str, Any]:
+    async def browse(body: Browse, session: Mine) -> dict[str, Any]:
         shelf = the_shelf()
-        return await service.work(lambda: shelf.browse(asked.page), shelf.pool)
+        return await service.work(lambda: shelf.browse(body.page), shelf.pool)
 
     return app
 
 
 def _refuse(_: Request, error: Exception) -> Response:
-    """One line, as everywhere."""
+    """Answer a `UserError` with its one line."""
     status = 410 if isinstance(error, Missing) else 429 if isinstance(error, Busy) else 400
     return JSONResponse({"error": str(error)[:500]}, status)
 
 
 def _refuse_request(_: Request, error: Exception) -> Response:
-    """Which part of a request is wrong, without quoting it."""
+    """Answer a malformed request: name the wrong part, without quoting it."""
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     where = ".".join(str(part)[:40] for part in first["loc"][1:3])

@@ -1,4 +1,4 @@
-"""What requests hold, and their limits."""
+"""Schemas of requests, with their limits."""
 
 from typing import Annotated, Literal
 
@@ -29,7 +29,7 @@ class Handles(BaseModel):
 class Shrink(BaseModel):
     bits: int = Field(ge=0, le=65535)
     handles: list[Handle] = Field(default=[], max_length=4096)
-    again: bool = False  # in the place of the last call, if that was the same: a slider moves
+    again: bool = False  # replace the last call if it shrank the same handles: a slider is moving
 
 
 class Cue(BaseModel):
@@ -43,7 +43,7 @@ class Cue(BaseModel):
     mask_given: bool = True
 
     def parts(self, session: Session) -> tuple[Image, Damage]:
-        """The image, and what was done to it."""
+        """The image, and how the user damaged it."""
         config = session.model.config
         height, width = config.image[1:]
         hidden = torch.zeros(height, width, dtype=torch.bool)
@@ -82,4 +82,4 @@ class Browse(BaseModel):
 
 class Screen(BaseModel):
     cue: Cue | None = None
-    store: bool = False  # asked in the place of the memory
+    store: bool = False  # search the store instead of the memory

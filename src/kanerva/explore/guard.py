@@ -1,9 +1,9 @@
-"""Who may ask, and what every answer says about itself.
+"""Access control, and the security headers of every answer.
 
-A page of another site can make a browser send requests here (cross-site posts), or give its own
-name our address (DNS rebinding). So: Host must be ours, Origin must be ours where there is one,
-and all but the page itself needs the token of the printed address. Bodies have limits of bytes and
-seconds and are read before anything else is done.
+Another site can make a browser send requests here (cross-site posts), or let its own name resolve
+to our address (DNS rebinding). So the Host header must be ours, and so must Origin if present.
+Everything but the page itself needs the token in the printed address. Bodies are limited in bytes
+and seconds, and are read before anything else is done.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from kanerva.explore.upload import MOST_BYTES
 
 MOST_JSON = 4_000_000  # bytes
-SECONDS = 20.0  # in which a body must have come
+SECONDS = 20.0  # in which a body must arrive
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 LARGE = ("/api/decode", "/api/open")  # these take files
 
@@ -37,7 +37,7 @@ _HEADERS = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
 
 
 class Refused(Exception):
-    """A request that is answered with a status and one line."""
+    """Refuse a request with a status and one line."""
 
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(reason)
@@ -55,9 +55,8 @@ class Guard:
         page: Iterable[str] = (),
         hosts: Iterable[str] = (),
     ) -> None:
-        """`page`: paths that need no token. `hosts`: names beside those of this machine's loopback.
-        "*" stands for every address in figures, which no other site can make a browser believe is
-        its own."""
+        """`page`: paths that need no token. `hosts`: names allowed besides this machine's loopback.
+        "*" allows every numeric address: unlike a name, no other site can claim one."""
         self.app, self.token, self.port = app, token.encode(), port
         self.page, self.hosts = frozenset(page), {*LOOPBACK, *hosts}
 
@@ -82,13 +81,13 @@ class Guard:
         await self.app(scope, replay(body, receive), sealed)
 
     def _check(self, scope: Scope) -> None:
-        """Refuse what does not come from our page."""
+        """Refuse requests that do not come from our page."""
         headers: dict[bytes, list[bytes]] = {}
         for name, value in scope["headers"]:
             headers.setdefault(name.lower(), []).append(value)
         host = headers.get(b"host", [])
         if len(host) != 1 or not self._is_ours(host[0].decode("latin-1")):
-            raise Refused(421, "this is not the host that was asked for")
+            raise Refused(421, "the Host header names another host")
         origin = headers.get(b"origin", [])
         if origin and origin != [b"http://" + host[0]]:
             raise Refused(403, "requests of other sites are refused")
@@ -96,21 +95,21 @@ class Guard:
             return
         if headers.get(b"sec-fetch-site", [b"none"]) not in ([b"none"], [b"same-origin"]):
             raise Refused(403, "requests of other sites are refused")
-        given = headers.get(b"authorization", [b""])
-        if not hmac.compare_digest(given[0], b"Bearer " + self.token) or len(given) != 1:
-            raise Refused(401, "open the address that was printed: it holds a token")
+        sent = headers.get(b"authorization", [b""])
+        if not hmac.compare_digest(sent[0], b"Bearer " + self.token) or len(sent) != 1:
+            raise Refused(401, "open the printed address: it contains a token")
 
     def _is_ours(self, host: str) -> bool:
         name, colon, port = host.rpartition(":")
         if not colon or name.endswith(":") or (host.startswith("[") and host.endswith("]")):
-            name, port = host, "80"  # no port was named
+            name, port = host, "80"  # the default port
         if port != str(self.port):
             return False
         return name.lower() in self.hosts or ("*" in self.hosts and is_address(name))
 
 
 def is_address(name: str) -> bool:
-    """Whether a host is an address in figures."""
+    """Whether a host is a numeric address."""
     try:
         ipaddress.ip_address(name.strip("[]"))
     except ValueError:
@@ -119,7 +118,7 @@ def is_address(name: str) -> bool:
 
 
 async def read_body(scope: Scope, receive: Receive) -> bytes:
-    """All of it, within limits."""
+    """Read the whole body, within the limits."""
     most = MOST_BYTES if scope["path"] in LARGE else MOST_JSON
     for name, value in scope["headers"]:
         if name == b"content-length" and (not value.isdigit() or int(value[:20]) > most):
@@ -142,15 +141,15 @@ async def read_body(scope: Scope, receive: Receive) -> bytes:
 
 
 def replay(body: bytes, receive: Receive) -> Receive:
-    """What has been read already, then whatever comes."""
+    """A `receive` that first returns the body that was already read."""
     waiting = [body]
 
-    async def again() -> Message:
+    async def receive_again() -> Message:
         if waiting:
             return {"type": "http.request", "body": waiting.pop(), "more_body": False}
         return await receive()
 
-    return again
+    return receive_again
 
 
 async def answer(refused: Refused, send: Send) -> None:

@@ -1,5 +1,5 @@
-"""Models and sets of images by name. A client names one of these; no path of its ever reaches the
-disk."""
+"""Models and data sets by name. A client chooses one of these names; no path from a client ever
+reaches the disk."""
 
 import threading
 from collections import OrderedDict
@@ -24,18 +24,18 @@ from kanerva.seeding import stream
 
 _LOADED = 4  # models kept at once
 _RUNS = 50  # run folders offered
-_SLOW = ("mazes", OWN)  # drawn for minutes; depends on a folder
+_SLOW = ("mazes", OWN)  # not offered: one takes minutes to render, one depends on a folder
 
 
 class Library:
-    """Shipped models, the runs below `runs/`, and what was named on the command line."""
+    """Shipped models, the runs under `runs/`, and the one named on the command line."""
 
     def __init__(self, first: str, root: Path | None = None, model: MemoryModel | None = None):
-        """`model`: the first, where it is loaded already, as a store's is."""
+        """`model`: the model `first`, if it is already loaded, as a store's is."""
         self.first, self.root = first, root
         runs = sorted(p.parent for p in Path("runs").glob("*/config.yaml"))
-        found = [first, *shipped(), *(str(run) for run in runs[:_RUNS])]
-        self.names = list(dict.fromkeys(found))
+        names = [first, *shipped(), *(str(run) for run in runs[:_RUNS])]
+        self.names = list(dict.fromkeys(names))
         self._models: OrderedDict[str, MemoryModel] = OrderedDict()
         self._sets: dict[str, UInt8[Tensor, "N C H W"]] = {}
         self._model_lock, self._set_lock = threading.Lock(), threading.Lock()
@@ -43,7 +43,7 @@ class Library:
             self._models[first] = model
 
     def model(self, name: str) -> MemoryModel:
-        """One of the names, loaded when first asked for."""
+        """The model of that name, loaded on first use."""
         if name not in self.names:
             raise UserError("no model of that name")
         with self._model_lock:
@@ -55,11 +55,11 @@ class Library:
             self._models.move_to_end(name)
             others = [other for other in self._models if other not in (name, self.first)]
             for other in others[: max(0, len(self._models) - _LOADED)]:
-                del self._models[other]  # longest unused; sessions that use it keep it
+                del self._models[other]  # least recently used; sessions that use it keep it
             return self._models[name]
 
     def sets_for(self, name: str) -> list[str]:
-        """Sets that are there and fit a model, its own first."""
+        """Data sets that are present and fit a model, its own first."""
         shape, folder = self.model(name).config.image, shipped_folder(name) or Path(name)
         fits = [
             s.name
@@ -71,10 +71,10 @@ class Library:
             return fits
         if run.data.set == OWN and run.data.folder and Path(run.data.folder).is_dir():
             fits.append(OWN)  # the folder that it was trained on
-        return sorted(fits, key=lambda found: found != run.data.set)
+        return sorted(fits, key=lambda fit: fit != run.data.set)
 
     def examples(self, name: str, set_name: str, count: int, seed: int) -> list[str]:
-        """Some test images of a set, as a model takes them."""
+        """Some test images of a set, in the model's pixel format."""
         if set_name not in self.sets_for(name):
             raise UserError("no set of that name fits this model")
         run = _own_run(Path(name)) if set_name == OWN else None
@@ -92,7 +92,7 @@ class Library:
         return [to_text(image) for image in data.to_float(pixels, binary)]
 
     def describe(self, name: str) -> dict[str, Any]:
-        """What a page needs to know of a model, and what it may offer."""
+        """What the page needs to know about a model, and what it may offer."""
         model = self.model(name)
         return {
             "name": name,
@@ -112,7 +112,7 @@ class Library:
 
 
 def _own_run(folder: Path) -> RunConfig | None:
-    """The run that a folder holds."""
+    """The config of a run folder; None if it is not one."""
     try:
         return read_run_config(folder)
     except UserError:

@@ -1,4 +1,4 @@
-"""Images as text for JSON, and cues: images that were hidden, blurred by noise and moved."""
+"""Images as text for JSON, and cues: images that are partly hidden, noisy or shifted."""
 
 import base64
 import binascii
@@ -16,32 +16,32 @@ Shape = tuple[int, int, int]
 
 
 def to_text(pixels: Float[Tensor, "..."]) -> str:
-    """Numbers on [0, 1] as bytes, channel by channel, in base64."""
+    """Encode numbers on [0, 1] as bytes, channel by channel, in base64."""
     levels = (pixels.detach().float().cpu().clamp(0, 1) * 255).round().to(torch.uint8)
     return base64.b64encode(levels.contiguous().numpy().tobytes()).decode()
 
 
 def from_text(text: str, shape: tuple[int, ...]) -> UInt8[Tensor, "..."]:
-    """Bytes of a shape; anything else is refused."""
+    """Decode bytes of a shape; refuse anything else."""
     try:
         raw = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise UserError("an image is bytes in base64") from error
+        raise UserError("an image must be bytes in base64") from error
     size = torch.Size(shape).numel()
     if len(raw) != size:
-        raise UserError(f"an image here is {size} bytes, got {len(raw)}")
+        raise UserError(f"an image must be {size} bytes, got {len(raw)}")
     return torch.frombuffer(bytearray(raw), dtype=torch.uint8).view(shape)
 
 
 def to_image(text: str, shape: Shape, binary: bool) -> Image:
-    """An image as a model takes it: 0 or 1 where its pixels are binary."""
+    """Decode an image for a model: 0 or 1 if its pixels are binary."""
     levels = from_text(text, shape)
     return (levels > 127).float() if binary else levels.float() / 255
 
 
 def as_ink(content: bytes, binary: bool) -> str:
-    """Pixels of a file, in base64. Where they are binary, ink is 1: what is mostly bright is dark
-    ink on bright paper."""
+    """Encode a file's pixels in base64. For binary models ink is 1, so an image that is mostly
+    bright is inverted: it is dark ink on bright paper."""
     levels = torch.frombuffer(bytearray(content), dtype=torch.uint8).float() / 255
     if binary:
         levels = ((1 - levels if levels.mean() > 0.5 else levels) > 0.5).float()
@@ -50,17 +50,17 @@ def as_ink(content: bytes, binary: bool) -> str:
 
 @dataclass(frozen=True)
 class Damage:
-    """What a user did to an image before asking for it."""
+    """How a user damaged an image to make a cue."""
 
     hidden: Bool[Tensor, "H W"]
     noise: Literal["none", "salt_pepper", "gaussian"] = "none"
-    amount: float = 0.0  # share of pixels, or standard deviation
+    amount: float = 0.0  # fraction of pixels, or standard deviation
     down: int = 0
     right: int = 0
     seed: int = 0
 
     def apply(self, image: Image) -> Image:
-        """The cue: noise everywhere, then moved, then hidden pixels at 0."""
+        """Make the cue: add noise everywhere, shift, then set hidden pixels to 0."""
         chance = torch.Generator().manual_seed(self.seed)
         cue = image
         if self.amount > 0 and self.noise == "salt_pepper":
@@ -73,17 +73,17 @@ class Damage:
 
     @property
     def observed(self) -> Float[Tensor, "H W"]:
-        """1 where a pixel is seen."""
+        """1 where a pixel is visible."""
         return (~self.hidden).float()
 
     @property
     def shifts(self) -> int:
-        """Pixels that the cue was moved by, at most."""
+        """The larger of the two shifts, in pixels."""
         return max(abs(self.down), abs(self.right))
 
 
 def moved(image: Image, down: int, right: int) -> Image:
-    """An image moved by whole pixels; what comes in at the edge is 0."""
+    """Shift an image by whole pixels; pixels from outside are 0."""
     height, width = image.shape[-2:]
     if abs(down) >= height or abs(right) >= width:
         return torch.zeros_like(image)

@@ -1,4 +1,4 @@
-"""Copy as Python: the calls that make what is on the screen. They run as they are."""
+"""Copy as Python: a script that reproduces what is on the screen."""
 
 import base64
 
@@ -9,7 +9,7 @@ from torch import Tensor
 from kanerva.explore.pixels import Damage, Image
 from kanerva.explore.session import Call, Session
 
-SAVED = "memory.kanerva"  # what the page calls a file that it saves
+SAVED = "memory.kanerva"  # name of the file that the page saves
 _START = """\
 import base64
 
@@ -42,8 +42,8 @@ def script(
     mask_given: bool,
     store: str | None = None,
 ) -> str:
-    """The session's memory, or the store at a path, and where an image is on the screen, the search
-    for it."""
+    """Write the calls that make the session's memory, or open the store, and then search for the
+    image on the screen, if there is one."""
     shape, binary = session.model.config.image, session.model.config.likelihood == "bernoulli"
     sides = ", ".join(map(str, shape))
     reader = (_BITS if binary else _BYTES).format(size=int(np.prod(shape)), shape=sides)
@@ -65,7 +65,7 @@ def script(
 
 
 def _line(call: Call, binary: bool) -> str:
-    """One call."""
+    """One call as a line of Python."""
     if call.verb in ("append", "write"):
         start = "memory, " if call.verb == "append" else ""
         return (
@@ -81,7 +81,7 @@ def _line(call: Call, binary: bool) -> str:
 
 
 def _make_cue(image: Image, damage: Damage, mask_given: bool, binary: bool) -> list[str]:
-    """The cue, and which of its pixels are seen."""
+    """Lines that make the cue, and which of its pixels are visible."""
     lines = ["", f"image = images({_pack((image,), binary)!r})[0]"]
     cue = damage.apply(image)
     if torch.equal(cue, image):
@@ -107,12 +107,12 @@ def _make_cue(image: Image, damage: Damage, mask_given: bool, binary: bool) -> l
 
 
 def _search(session: Session, options: str, store: str | None) -> list[str]:
-    """What is asked of the memory, or of the store."""
+    """Lines that search the memory or the store."""
     if store is None and not session.model.has_blocks:
         return ["steps = model.recall(memory, cue[None], steps=8)"]
-    asked = "model.find(memory, cue" if store is None else "store.find(cue"
+    call = "model.find(memory, cue" if store is None else "store.find(cue"
     return [
-        f"hits = {asked}{options})",
+        f"hits = {call}{options})",
         "for hit in hits:",
         '    print(f"{hit.id}: {hit.probability:.4f}")',
         'print(f"none of these: {hits.none:.4f}")',
@@ -120,7 +120,7 @@ def _search(session: Session, options: str, store: str | None) -> list[str]:
 
 
 def _pack(images: tuple[Image, ...], binary: bool) -> str:
-    """Pixels in base64, eight to a byte where they are binary."""
+    """Pixels in base64; binary ones are packed eight to a byte."""
     every: Tensor = torch.stack(images)
     if binary:
         return base64.b64encode(np.packbits(every.numpy().astype(np.uint8)).tobytes()).decode()

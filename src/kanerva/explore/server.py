@@ -1,4 +1,4 @@
-"""A socket, an address with a token, a browser, and an end by Ctrl-C."""
+"""Serve the page: open a socket, print an address with a token, open a browser, stop on Ctrl-C."""
 
 import errno
 import secrets
@@ -22,24 +22,24 @@ from kanerva.plain_files import reason
 
 
 def open_service(target: str, root: Path | None = None) -> Service:
-    """What answers for a model's name, a run folder, or a store's file."""
+    """Make the service for a model's name, a run folder, or a store's file."""
     target, path = target.rstrip("/") or target, Path(target)
     if path.is_file():
         shelf = Shelf(path)
         library = Library(shelf.model_name, root, shelf.store.model)
         return Service(library, Sessions(), shelf)
     library = Library(target, root)
-    library.model(target)  # a wrong name is refused now
+    library.model(target)  # refuse a wrong name now
     return Service(library, Sessions())
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that is bound, or one line that says why not."""
+    """Bind a socket; an error says in one line why that failed."""
     bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         bound.bind((host, port))
-        bound.listen(128)  # from here on a browser may come, and wait
+        bound.listen(128)  # from now on browsers can connect, and wait
         return bound
     except OSError as error:
         bound.close()
@@ -51,8 +51,8 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def serve(target: str, host: str, port: int, browser: bool, root: Path | None = None) -> None:
-    """Answer until Ctrl-C. The address is the only line on standard output."""
-    torch.set_num_threads(1)  # requests run side by side, in threads
+    """Serve until Ctrl-C. The address is the only line on standard output."""
+    torch.set_num_threads(1)  # requests run in parallel threads
     with listen(host, port) as bound:
         service = open_service(target, root)
         try:

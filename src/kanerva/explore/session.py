@@ -20,13 +20,13 @@ from kanerva.models.base import MemoryModel
 from kanerva.plain_files import write_whole
 
 MOST_SESSIONS = 64
-IDLE = 900.0  # seconds after which a session may give way to a new one
+IDLE = 900.0  # seconds after which a new session may replace an unused one
 MOST_UNDO = 20
-MOST_PAST = 32_000_000  # bytes of memories that undo may bring back
-MOST_CALLS = 64  # after which a script begins with a saved memory
-MOST_CALLED = 1000  # images in them
-MOST_WHOLE = 64  # images, where a model writes all of them at once
-_LARGEST = 2**53  # handles that JavaScript counts exactly
+MOST_PAST = 32_000_000  # bytes of memories kept for undo
+MOST_CALLS = 64  # a longer script starts from a saved memory instead
+MOST_CALLED = 1000  # images in a script's calls
+MOST_WHOLE = 64  # images of a model that writes all of them at once
+_LARGEST = 2**53  # integers up to here are exact in JavaScript
 
 
 @dataclass(frozen=True)
@@ -41,25 +41,25 @@ class Call:
 
 @dataclass(frozen=True)
 class State:
-    """A memory, the images written as they were given, and the calls that made it."""
+    """A memory, the original images written to it, and the calls that made it."""
 
     memory: Memory
     images: dict[int, Image] = field(default_factory=dict)
     calls: tuple[Call, ...] = ()
 
     def after(self, call: Call, memory: Memory, images: dict[int, Image]) -> "State":
-        """The next state; a long history is replaced by the memory that it led to."""
+        """The state after a call. A long history is replaced by opening the saved memory."""
         calls = (*self.calls, call)
         short = len(calls) <= MOST_CALLS and sum(len(c.images) for c in calls) <= MOST_CALLED
         return State(memory, images, calls if short else (Call("open"),))
 
     def at_rest(self) -> "State":
-        """The same; what a model keeps of a memory that it was asked about is let go."""
+        """A copy without what models have cached on the memory."""
         return replace(self, memory=replace(self.memory))
 
 
 class Session:
-    """A memory that one client writes. States are never changed, so undo is a list of them."""
+    """One client's memory. States are immutable, so undo is a list of them."""
 
     def __init__(self, name: str, model: MemoryModel) -> None:
         self.id = secrets.token_urlsafe(24)
@@ -69,7 +69,7 @@ class Session:
         self.future: list[State] = []
         self.used = time.monotonic()
         self.lock = asyncio.Lock()
-        self.scale: float | None = None  # of the map's colours, from its first blocks on
+        self.scale: float | None = None  # of the map's colours, set by the first blocks
 
     @property
     def memory(self) -> Memory:
@@ -81,7 +81,8 @@ class Session:
         self.future, self.state = [], state
 
     def write(self, images: list[Image]) -> list[int]:
-        """Handles of images written; a model without blocks writes all again, and numbers them."""
+        """Write images and return their handles. A model without blocks rewrites all images, and
+        numbers them."""
         if not images:
             raise UserError("no images were given")
         old = self.state
@@ -102,14 +103,14 @@ class Session:
         return handles
 
     def free(self, handles: list[int]) -> None:
-        """Forget some images."""
+        """Free some images."""
         old = self.state
         memory = old.memory.free(*handles)
         kept = {handle: image for handle, image in old.images.items() if handle not in handles}
         self._go(old.after(Call("free", handles=tuple(handles)), memory, kept))
 
     def shrink(self, bits: int, handles: list[int], again: bool = False) -> None:
-        """Forget by degrees; `again` in the place of the last call, if that shrank the same."""
+        """Shrink images to fewer bits. With `again`, replace a last call that shrank the same."""
         last = self.state.calls[-1] if self.state.calls else None
         if again and self.past and last and (last.verb, last.handles) == ("shrink", tuple(handles)):
             self.state = self.past.pop()
@@ -119,7 +120,7 @@ class Session:
         self._go(old.after(call, memory, old.images))
 
     def clear(self) -> None:
-        """A memory that holds nothing."""
+        """Start with an empty memory."""
         self._go(State(self.model.empty()))
 
     def undo(self) -> None:
@@ -134,16 +135,16 @@ class Session:
         self.past = [*self.past, self.state.at_rest()]
         self.state = self.future.pop()
 
-    # Files. Only names of ours: a client sends and receives bytes.
+    # Files. Their names are ours: a client only sends and receives bytes.
 
     def save(self) -> bytes:
-        """What `Memory.save` writes."""
+        """The bytes that `Memory.save` writes."""
         with _draft() as path:
             self.memory.save(path)
             return path.read_bytes()
 
     def open(self, content: bytes) -> None:
-        """What `Memory.save` wrote, if it fits this model."""
+        """Open the bytes of a file that `Memory.save` wrote; refuse one of another model."""
         with _draft() as path:
             write_whole(path, content)
             try:
@@ -153,23 +154,23 @@ class Session:
         if memory.is_batch or (memory.owners is None) == self.model.has_blocks:
             raise UserError("this file holds a memory of another kind of model")
         if memory.issued >= _LARGEST:
-            raise UserError("this file has given out more handles than can be shown")
+            raise UserError("this file's handles are too large to be shown")
         self.model.as_maps(memory)
         self._go(State(memory, {}, (Call("open"),)))
 
     def most_bytes(self) -> int:
-        """Of a file that may hold a memory of this model."""
+        """The largest file that can be a memory of this model."""
         return 65_536 + 16 * self.memory.floats
 
     def colour_scale(self, blocks: Tensor) -> float:
-        """One for a session: else freeing one block would seem to change all others."""
+        """The session's scale of colours. It stays, so that freeing a block recolours no other."""
         if self.scale is None:
             self.scale = max(2.0 * float(blocks.std()), 1e-3) if blocks.numel() > 1 else 1.0
         return self.scale
 
 
 class Sessions:
-    """At most so many; one that was not used for long gives way."""
+    """At most `most` sessions; a new one replaces one that was idle for long."""
 
     def __init__(self, most: int = MOST_SESSIONS) -> None:
         self.most = most
@@ -182,7 +183,7 @@ class Sessions:
         if len(self._all) >= self.most:
             oldest = min(self._all.values(), key=lambda session: session.used)
             if time.monotonic() - oldest.used < IDLE:
-                raise UserError(f"{self.most} pages are open, which is the most: close one")
+                raise UserError(f"{self.most} pages are open, the limit: close one")
             self.end(oldest.id)
         session = Session(name, model)
         self._all[session.id] = session
@@ -204,6 +205,6 @@ def _seeded(seed: int) -> torch.Generator:
 
 @contextmanager
 def _draft() -> Iterator[Path]:
-    """A file in a folder of its own, gone afterwards."""
+    """A file in a temporary folder, deleted afterwards."""
     with tempfile.TemporaryDirectory(prefix="kanerva-explore-") as folder:
         yield Path(folder) / "memory"

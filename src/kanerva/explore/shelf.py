@@ -1,4 +1,4 @@
-"""A store on the page: searched by a drawn or damaged piece, and looked through, page by page."""
+"""A store on the page: search it with a cue, or browse it page by page."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -26,7 +26,7 @@ class Shelf:
         return {"name": self.name, "images": self.count, "each": EACH}
 
     def search(self, image: Image, damage: Damage, mask_given: bool, page: int) -> dict[str, Any]:
-        """A page of hits, likeliest first."""
+        """A page of hits, the most probable first."""
         cue = damage.apply(image)
         seen, most = damage.observed if mask_given else None, EACH * (page + 1)
         hits = self.store.find(cue, observed=seen, shifts=damage.shifts, k=most)
@@ -44,7 +44,7 @@ class Shelf:
         return {"cue": to_text(cue), "none": number(hits.none), "hits": rows, "page": page}
 
     def browse(self, page: int) -> dict[str, Any]:
-        """A page of what is held, in order of id."""
+        """A page of stored images, in order of id."""
         every = list(self.store)
         ids = every[EACH * page : EACH * (page + 1)]
         rows = []

@@ -1,7 +1,7 @@
-"""Image files that others made, decoded in a process of their own, within limits.
+"""Decode uploaded image files in a separate process, within limits.
 
-A decoder can be slow or hungry on a file that was made for it. The process has a few seconds and a
-limit of memory; what comes back is bytes of one shape, or a line that says why not.
+A malicious file can make a decoder slow or exhaust the memory. The process has a few seconds and a
+memory limit; it returns bytes of one shape, or a line that says what is wrong.
 """
 
 import subprocess
@@ -17,7 +17,7 @@ _ADDRESS_SPACE = 1_500_000_000  # bytes
 
 
 def decode_file(content: bytes, shape: tuple[int, int, int]) -> bytes:
-    """C x H x W bytes of an image file, cropped about the centre and resized."""
+    """Decode an image file to C x H x W bytes, centre-cropped and resized."""
     if len(content) > MOST_BYTES:
         raise UserError(f"a file has at most {MOST_BYTES // 1_000_000} MB")
     words = [sys.executable, "-m", "kanerva.explore.upload", *map(str, shape)]
@@ -27,12 +27,12 @@ def decode_file(content: bytes, shape: tuple[int, int, int]) -> bytes:
         raise UserError(f"the file took more than {SECONDS} seconds to read") from error
     if done.returncode != 0 or len(done.stdout) != shape[0] * shape[1] * shape[2]:
         reason = done.stderr.decode(errors="replace").strip() if done.returncode == 2 else ""
-        raise UserError(f"not read: {reason or 'not an image that can be decoded'}")
+        raise UserError(f"cannot read the file: {reason or 'not an image that can be decoded'}")
     return done.stdout
 
 
 def main(words: list[str]) -> int:
-    """Standard input is a file, standard output its pixels."""
+    """Read a file from standard input, write its pixels to standard output."""
     limit_memory()
     channels, height, width = map(int, words)
     try:
@@ -45,7 +45,7 @@ def main(words: list[str]) -> int:
 
 
 def limit_memory() -> None:
-    """Where the system has such limits."""
+    """Limit this process's memory, if the system can."""
     try:
         import resource
     except ImportError:  # Windows

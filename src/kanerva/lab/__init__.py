@@ -1,2 +1,2 @@
-"""The laboratory: experiments, benchmarks, docs from records, shipping of weights. Imported by the
-command line only."""
+"""Experiments, benchmarks, docs made from records, and shipping of weights. Only the command line
+imports this."""

@@ -1,11 +1,13 @@
-"""The bound against the bits of a memory, beside what those bits could do at best.
+"""Plot the bound against the bits of a memory, and what those bits could reach at best.
 
-python -m kanerva.lab.capacity docs/capacity.png RECORDS: evaluations of one data set, with models
-without a memory among them, and of `reproduce` gist and lossless. Yardsticks:
+    python -m kanerva.lab.capacity docs/capacity.png RECORDS
 
-    floor      ln T: one distribution that serves T images cannot average below it
-    limit      the best model without a memory, less the bits as nats; no less than the floor
-    lossless   a table of pixel contexts, which holds every pixel; its bound is the floor
+RECORDS are evaluations on one data set, some of them of models without a memory, and records of
+`reproduce gist` and `reproduce lossless`. They are compared with:
+
+    floor      ln T: no distribution shared by T images can average below it
+    limit      the best model without a memory, minus the bits in nats; at least the floor
+    lossless   a table of pixel contexts that stores every pixel; its bound is the floor
     prefix     the pixel code of `kpp-bits` without a gist: as many first pixels as the bits allow
 """
 
@@ -28,20 +30,20 @@ from kanerva.pictures import write_picture
 from kanerva.plain_files import read_json
 
 QUIET = "#666666"
-LENGTH = 32  # images of a memory: T of yardsticks
-LOOKS = {  # of each family: mark, colour, what it is
+LENGTH = 32  # T of floor, limit and the two codes
+LOOKS = {  # of each family: marker, colour, label
     "kpp": ("o", "#1f4e79", "kpp: blocks of numbers"),
     "kpp-bits": ("D", "#b03a2e", "kpp-bits: gist, then pixels"),
     "prefix": ("v", "#d98e04", "the pixels of kpp-bits, no gist"),
     "lossless": ("*", "#4c9f70", "lossless code"),
 }
-WITHOUT = ("kpp-empty", "kpp-bits-empty")  # the same networks, nothing written
+WITHOUT = ("kpp-empty", "kpp-bits-empty")  # the same networks with nothing written
 TWIN = {"kpp": "kpp-empty", "kpp-bits": "kpp-bits-empty", "prefix": "kpp-bits-empty"}
 
 
 @dataclass(frozen=True)
 class Point:
-    """What an image costs in a memory of so many bits for each."""
+    """The bound with a memory of `bits` per image."""
 
     name: str
     family: str
@@ -51,12 +53,12 @@ class Point:
 
     @property
     def sum(self) -> float:
-        """Memory and bound, in nats: a code length that includes everything."""
+        """Memory plus bound in nats: a code length that includes everything."""
         return self.bits * math.log(2) + self.bound
 
 
 def collect(paths: Sequence[Path]) -> list[Point]:
-    """Points of records, those of one model without a memory as their mean over seeds."""
+    """Make a point of each record. Those of a model without a memory are averaged over seeds."""
     points, without = [], dict[str, list[float]]()
     records = [read_record(path) for path in paths if path.parent.name != "reproduce"]
     for record in records:
@@ -69,37 +71,39 @@ def collect(paths: Sequence[Path]) -> list[Point]:
     points += [Point(model, model, 0.0, statistics.fmean(b)) for model, b in without.items()]
     for path in paths:
         if path.parent.name == "reproduce":
-            made = _yardsticks(read_json(path), records)
+            made = _codes(read_json(path), records)
             points += [point for point in made if point.family not in without]
     return sorted(points, key=lambda point: (-point.bits, point.name))
 
 
-def _yardsticks(record: dict[str, Any], records: list[dict[str, Any]]) -> list[Point]:
+def _codes(record: dict[str, Any], records: list[dict[str, Any]]) -> list[Point]:
+    """Points of the lossless or the prefix-only code, from a record of `reproduce`."""
     figures = record["figures"]
     if record["name"] == "lossless":
         return [Point("lossless code", "lossless", figures["bits_per_image"], math.log(LENGTH))]
     if record["name"] != "gist":
-        raise UserError(f"no yardstick in a record of {record['name']}")
-    # With everything stored a bound of kpp-bits is its key's cost, which pixels alone pay as well.
-    whole = [r for r in records if r["model"] == "kpp-bits" and r["T"] == LENGTH]
-    if not whole:
-        raise UserError("the prefix-only code pays for keys as kpp-bits does: give a record of it")
-    key = min(r["bound"]["nll_nats"] for r in whole)
+        raise UserError(f"a record of {record['name']} has no code to compare with")
+    # With everything stored, the bound of kpp-bits is the cost of its key. The prefix-only code has
+    # the same cost.
+    bits_records = [r for r in records if r["model"] == "kpp-bits" and r["T"] == LENGTH]
+    if not bits_records:
+        raise UserError("the prefix-only code pays for keys like kpp-bits: add a record of that")
+    key = min(r["bound"]["nll_nats"] for r in bits_records)
     rows = [(r["prefix"]["bits"]["mean"], r["prefix"]["nats"]["mean"]) for r in figures["rows"]]
     points = [Point("prefix-only code", "prefix", bits, nats + key) for bits, nats in rows]
-    # of an image that is not held this code pays for all pixels, and for no key
+    # for an image that is not stored this code pays for all pixels, and for no key
     whole_code = statistics.fmean(nats + bits * math.log(2) for bits, nats in rows)
     return [*points, Point("prefix-only code, no memory", "kpp-bits-empty", 0.0, whole_code)]
 
 
 def limit(points: Sequence[Point], bits: float, length: int = LENGTH) -> float:
-    """What a memory of so many bits could reach."""
+    """The lowest bound that a memory of `bits` per image could reach."""
     best = min(point.bound for point in points if point.bits == 0)
     return max(math.log(length), best - bits * math.log(2))
 
 
 def efficiency(points: Sequence[Point], point: Point) -> float | None:
-    """Nats saved against the same networks without a memory, for each nat of memory."""
+    """Nats saved per nat of memory, compared with the same networks without a memory."""
     twins = [other.bound for other in points if other.family == TWIN.get(point.family)]
     if not twins or point.bits == 0:
         return None
@@ -107,7 +111,7 @@ def efficiency(points: Sequence[Point], point: Point) -> float | None:
 
 
 def table(points: Sequence[Point]) -> str:
-    """Every point, the largest first."""
+    """A table of all points, the largest memory first."""
     rows = [["", "T", "bits/image", "bound", "limit", "sum", "efficiency"]]
     for point in points:
         share = efficiency(points, point)
@@ -149,7 +153,7 @@ def draw(points: Sequence[Point]) -> Figure:
 
 
 def main(words: list[str]) -> None:
-    """Draw the records named into the file named first."""
+    """Plot the records to the file that the first word names."""
     write_picture(draw(collect([Path(word) for word in words[1:]])), Path(words[0]))
 
 

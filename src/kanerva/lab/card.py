@@ -1,8 +1,8 @@
-"""A shipped model's card: its record and its config as a page. Nothing in it is typed by hand.
+"""A shipped model's card: a page made from its record and config; nothing is typed by hand.
 
     python -m kanerva.lab.card mnist > README.md
 
-prints it as the Hub shows it: with the fields that the Hub reads on top. `NAME` is a shipped model
+prints it for the Hub, with the metadata that the Hub reads on top. The argument is a shipped model,
 or a folder that `kanerva.lab.ship` wrote.
 """
 
@@ -29,7 +29,7 @@ PIXELS = {
 
 
 def card(record: dict[str, Any], config: RunConfig) -> str:
-    """The record that `ship` made, and the run's config, in words."""
+    """Write the card from the record that `ship` made and the run's config."""
     bound, memory, shipped = record["bound"], record["memory"], record["shipped"]
     name, trained = shipped["name"], shipped["trained"]
     variant = f", variant `{record['variant']}`" if record["variant"] else ""
@@ -68,7 +68,7 @@ def card(record: dict[str, Any], config: RunConfig) -> str:
 
 
 def _limits(record: dict[str, Any], config: RunConfig) -> list[str]:
-    """What to expect no more of, as far as it was measured."""
+    """The model's limits, as far as they were measured."""
     limits, unheld = [], record["controls"].get("left_out")
     if isinstance(config.model, KppConfig):
         limits.append(
@@ -114,14 +114,16 @@ def hub_card(record: dict[str, Any], config: RunConfig) -> str:
 
 
 def main(words: list[str]) -> int:
-    """Print the card of the model that the one word names; a mistake gets one line."""
+    """Print the card of the named model; a mistake gets one line."""
     try:
         if len(words) != 1:
             raise UserError("name one shipped model, or a folder that kanerva.lab.ship wrote")
         folder = shipped_folder(words[0]) or Path(words[0])
         record = read_record(folder)
         if "shipped" not in record:
-            raise UserError(f"{folder} is no shipped model: `python -m kanerva.lab.ship` makes one")
+            raise UserError(
+                f"{folder} is not a shipped model: `python -m kanerva.lab.ship` makes one"
+            )
         print(hub_card(record, read_run_config(folder)), end="")
     except UserError as error:
         print(f"kanerva: {error}", file=sys.stderr)

@@ -1,9 +1,9 @@
-"""What experiments share: models trained once and kept, images, records, pictures.
+"""Shared by experiments: models that are trained once and kept, images, records, pictures.
 
-An experiment is a function from a `Lab` to a `Finding`. It asks the lab for trained models and
-images, and gives back figures, their table as text, and pictures. A record keeps these. What they
-mean for the claim is worked out from the figures whenever a record is read, and never stored: a
-record does not go stale when the wording or the threshold of a verdict is corrected.
+An experiment is a function from a `Lab` to a `Finding`. It gets trained models and images from the
+lab, and returns figures, a table as text, and pictures, which are saved in a record. The verdict on
+the claim is not stored. It is computed from the figures whenever a record is read, so that a record
+does not go stale when the wording or the threshold of a verdict is corrected.
 """
 
 import sys
@@ -37,29 +37,29 @@ from kanerva.training.loop import train
 Pixels = Float[Tensor, "n C H W"]
 Figures = dict[str, Any]  # plain JSON
 QUICK = "Quick run, decides nothing: what it measured is in its table."
-QUICK_STEPS = (600, 400)  # of a quick version: of kpp, and of any other model
+QUICK_STEPS = (600, 400)  # training steps in a quick version: kpp, and any other model
 
 
 @dataclass
 class Finding:
-    """What an experiment found."""
+    """The results of an experiment."""
 
     figures: Figures  # every number of the table, the verdict and the picture
-    lines: list[str]  # the same as a table of text, at most 110 characters wide
+    lines: list[str]  # the figures as a table of text, at most 110 characters wide
     picture: Image.Image | Figure | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class About:
-    """What the file of a table or figure says of it."""
+    """A table or figure: its description."""
 
-    paper: str  # where it stands there: "Fig. 6, right"; or "beyond"
+    paper: str  # its place in the paper, such as "Fig. 6, right"; or "beyond"
     shows: str  # a few words, for `reproduce --list`
-    claim: str  # what the paper says, or what we set out to see
+    claim: str  # the paper's claim, or our question
     quick: str = "about 2 min on two cores"
     full: str = "minutes on a GPU"
-    presets: tuple[str, ...] = ("mnist",)  # of the full protocol, the one that decides first; the
-    # quick one has `glyphs`
+    presets: tuple[str, ...] = ("mnist",)  # of the full protocol; the first one decides. The quick
+    # version runs on `glyphs`
     on_every_set: bool = False  # made from records of all data sets, whatever the preset
 
 
@@ -69,15 +69,15 @@ class Experiment(About):
 
     name: str
     run: Callable[["Lab"], Finding]
-    verdict: Callable[[Figures], str]  # does the claim hold? For full protocols only
+    verdict: Callable[[Figures], str]  # whether the claim holds; for full protocols only
 
     def conclusion(self, record: dict[str, Any]) -> str:
-        """What a record says of the claim: of a quick run, nothing."""
+        """The verdict of a record; a quick run has none."""
         return QUICK if record["quick"] else self.verdict(record["figures"])
 
 
 class Lab:
-    """Where an experiment works: quick and small, or the full protocol."""
+    """The environment of an experiment: a quick, small version or the full protocol."""
 
     def __init__(
         self,
@@ -90,32 +90,34 @@ class Lab:
         data_root: Path | None = None,
         steps: int | None = None,
     ) -> None:
-        """`steps` overrides the length of every training: for tests."""
+        """`steps` overrides the training steps of every model, for tests."""
         self.quick, self.preset, self.seed, self.steps = quick, preset, seed, steps
         self.runs, self.device, self.data_root = runs, torch.device(device), data_root
         self._sets: dict[str, ImageSet] = {}
-        self.found: set[str] = set()  # runs that were trained before
+        self.found: set[str] = set()  # runs that were already trained
         self._trained: set[str] = set()
 
     def pick(self, quick: Any, full: Any) -> Any:
-        """One value or the other, by version."""
+        """The first value in the quick version, the second in the full protocol."""
         return quick if self.quick else full
 
     def say(self, text: str) -> None:
-        """A line of progress."""
+        """Print a line of progress."""
         print(text, file=sys.stderr, flush=True)
 
     def noise(self, *names: int | str) -> torch.Generator:
-        """A stream of random numbers on the lab's device, the same in every run."""
+        """A generator on the lab's device, the same in every run."""
         return stream(self.seed, "experiment", *names, device=self.device)
 
     # Models
 
     def config(self, model: str = "kpp", variant: str | None = None, **parts: Any) -> RunConfig:
-        """The run a preset names, shortened in the quick version. `parts` replace options of the
-        run or its model: `episode_length=8`, or those of a group, `memory={"size": 32}`. The
-        Kanerva machines are trained without paying KL(M): where it is paid their memory stays at
-        its prior, and there is nothing to read."""
+        """The run config of a preset, shortened in the quick version.
+
+        `parts` replace options of the run or its model: `episode_length=8`, or options of a group,
+        `memory={"size": 32}`. The Kanerva machines are trained without KL(M) in their objective:
+        with it their memory collapses to its prior, and there is nothing to read.
+        """
         start = preset(self.preset, model, variant)
         if model in ("km", "dkm", "dkm-tsm"):
             parts = {"rows": {"charge": False}} | parts
@@ -136,9 +138,9 @@ class Lab:
         seed: int | None = None,
         **parts: Any,
     ) -> MemoryModel:
-        """A model ready for use, trained if it was not before, gone on with if it was interrupted.
+        """A trained model. It is trained if it was not before, or resumed if it was interrupted.
 
-        The same call, from this experiment or another one, finds the same run.
+        The same call, from this experiment or another, finds the same run.
         """
         config = self.config(model, variant, **parts)
         config = replace(config, seed=self.seed if seed is None else seed)
@@ -147,10 +149,10 @@ class Lab:
         if not self._finished(run, config):
             self.say(f"training {name}, seed {config.seed}, in {run}")
             where = {"data_root": self.data_root, "accelerator": self.device.type}
-            with torch.enable_grad():  # experiments look without
+            with torch.enable_grad():  # experiments run without gradients
                 outcome = train(config, run, resume=True, **where)
             if outcome.reason != "finished":
-                raise UserError(f"stopped; the same command goes on with {run}")
+                raise UserError(f"stopped; the same command resumes {run}")
             self._trained.add(run.name)
         elif run.name not in self._trained:
             self.found.add(run.name)
@@ -164,25 +166,27 @@ class Lab:
     # Images
 
     def images(self, count: int, split: str = "test", skip: int = 0) -> Pixels:
-        """Images of the preset's set as its models see them, in one fixed random order; frames
-        along a path stay together."""
+        """Images of the preset's data set as its models see them, in one fixed random order. Frames
+        of a path stay together."""
         return self.labelled(count, split, skip)[0]
 
     def labelled(
         self, count: int, split: str = "test", skip: int = 0
     ) -> tuple[Pixels, Tensor | None]:
-        """The same with their labels, where the set has any."""
+        """The same as `images`, with their labels if the set has any."""
         config = preset(self.preset)
         if split not in self._sets:
             self._sets[split] = load_split(config, split, self.data_root)
-        found = self._sets[split]
-        order = in_order(found, stream("experiment", split, "order"))
+        image_set = self._sets[split]
+        order = in_order(image_set, stream("experiment", split, "order"))
         chosen = order[skip : skip + count]
         if len(chosen) < count:
-            raise UserError(f"{self.preset} has no {skip + count} {split} images, but {len(found)}")
-        grey, binarization = found.images[chosen], config.data.binarization
+            raise UserError(
+                f"{self.preset} has {len(image_set)} {split} images, {skip + count} are needed"
+            )
+        grey, binarization = image_set.images[chosen], config.data.binarization
         pixels = data.binarize(grey, binarization, stream("experiment", split, "pixels", skip))
-        labels = None if found.labels is None else found.labels[chosen]
+        labels = None if image_set.labels is None else image_set.labels[chosen]
         return data.to_float(pixels, binarization != "none").to(self.device), labels
 
 
@@ -190,7 +194,7 @@ C = TypeVar("C", RunConfig, ModelConfig)
 
 
 def replace_options(config: C, options: dict[str, Any]) -> C:
-    """A config with some options replaced; a dict replaces options of a group."""
+    """Return a config with some options replaced; a dict replaces options of a group."""
     new = {
         name: replace(getattr(config, name), **value) if isinstance(value, dict) else value
         for name, value in options.items()
@@ -199,14 +203,14 @@ def replace_options(config: C, options: dict[str, Any]) -> C:
 
 
 def full_steps(preset_name: str) -> int:
-    """Of the paper's model and the rivals: they see as many images as `kpp`."""
+    """Training steps of the paper's model and the baselines: they see as many images as `kpp`."""
     ours, theirs = preset(preset_name), preset(preset_name, "kpp-paper")
     images = ours.steps * ours.batch * ours.episode_length
     return images // (theirs.batch * theirs.episode_length)
 
 
 def in_order(images: ImageSet, shuffle: torch.Generator) -> Int[Tensor, "N"]:  # noqa: F821
-    """Positions at random; of frames along paths, path after path at random."""
+    """Positions in random order; in a set with paths, whole paths in random order."""
     if images.groups is None:
         return torch.randperm(len(images), generator=shuffle)
     paths = images.groups.unique_consecutive(return_inverse=True)[1]
@@ -218,7 +222,7 @@ def in_order(images: ImageSet, shuffle: torch.Generator) -> Int[Tensor, "N"]:  #
 
 
 def perform(experiment: Experiment, lab: Lab, out: Path, command: str) -> dict[str, Any]:
-    """Run it; write OUT/NAME.json and its pictures; give back the record."""
+    """Run an experiment, write OUT/NAME.json and its pictures, and return the record."""
     began = time.monotonic()
     finding = experiment.run(lab)
     name = f"{experiment.name}-{'quick' if lab.quick else lab.preset}"
@@ -246,7 +250,7 @@ def perform(experiment: Experiment, lab: Lab, out: Path, command: str) -> dict[s
 
 
 def save_picture(finding: Finding, path: Path) -> list[str]:
-    """The PNG beside the record, if there is any; its name."""
+    """Save the picture, if any, beside the record; return its name in a list."""
     if finding.picture is None:
         return []
     try:
@@ -258,7 +262,7 @@ def save_picture(finding: Finding, path: Path) -> list[str]:
 
 
 def describe(experiment: Experiment, record: dict[str, Any]) -> str:
-    """A record in words: claim, figures, conclusion."""
+    """Format a record: claim, figures, verdict."""
     version = "quick version" if record["quick"] else "full protocol"
     lines = [
         f"{record['name']} ({record['paper']}), {version} on {record['preset']}",

@@ -29,29 +29,29 @@ nothing about the claim; what it measured is in its table.
 
 
 def read_records(folder: Path) -> list[dict[str, Any]]:
-    """All records of experiments in a folder."""
-    found = []
+    """Read all records of experiments in a folder."""
+    records = []
     for path in sorted(folder.glob("*.json")):
         record = read_json(path)
         if not isinstance(record, dict) or record.get("kind") != "reproduce":
-            raise UserError(f"{path} is no record of kanerva reproduce")
-        found.append(record)
-    return found
+            raise UserError(f"{path} is not a record of kanerva reproduce")
+        records.append(record)
+    return records
 
 
 def rank(records: list[dict[str, Any]], presets: tuple[str, ...]) -> list[dict[str, Any]]:
-    """The record that decides first: full protocols in the order of their presets, then those on
+    """Sort records by importance: full protocols in the order of `presets`, then full protocols on
     other data, then the quick version."""
 
     def place(record: dict[str, Any]) -> tuple[bool, int]:
-        known = record["preset"] in presets
-        return record["quick"], presets.index(record["preset"]) if known else len(presets)
+        listed = record["preset"] in presets
+        return record["quick"], presets.index(record["preset"]) if listed else len(presets)
 
     return sorted(records, key=place)
 
 
 def page(name: str, records: list[dict[str, Any]], pictures: str) -> str:
-    """One experiment as Markdown; `pictures` is where they lie, seen from the page."""
+    """One experiment as Markdown; `pictures` is the folder of pictures, relative to the page."""
     about = experiment(name)
     parts = [f"# {name}: {about.shows}", f"{about.paper}. {about.claim}"]
     if not records:
@@ -59,11 +59,11 @@ def page(name: str, records: list[dict[str, Any]], pictures: str) -> str:
     for record in records:
         version = "Quick version" if record["quick"] else "Full protocol"
         images = [f"![{name}]({pictures}/{file})" for file in record["pictures"]]
-        found = record["models_found"]
+        trained = record["models_found"]
         parts += [
             f"## {version}" + ("" if about.on_every_set else f", {record['preset']}"),
             f"`{record['command']}`: {record['wall_s']:.0f} s on {record['device']}"
-            + (f", {found} model{'s' if found > 1 else ''} already trained" if found else ""),
+            + (f", {trained} model{'s' if trained > 1 else ''} already trained" if trained else ""),
             *images,
             "```text\n" + "\n".join(record["lines"]) + "\n```",
             f"**Verdict.** {about.conclusion(record)}",
@@ -72,7 +72,7 @@ def page(name: str, records: list[dict[str, Any]], pictures: str) -> str:
 
 
 def index(by_name: dict[str, list[dict[str, Any]]]) -> str:
-    """What there is, and what each found: by the first of its records."""
+    """The index: all experiments, each with the verdict of its first record."""
     rows = [
         f"| [{name}]({name}.md) | {experiment(name).paper} | {conclude(name, records)} |\n"
         for name, records in by_name.items()
@@ -81,14 +81,14 @@ def index(by_name: dict[str, list[dict[str, Any]]]) -> str:
 
 
 def conclude(name: str, records: list[dict[str, Any]]) -> str:
-    """The conclusion of the record that decides, and the data sets of all full protocols."""
+    """The verdict of the first record, and the data sets of all full protocols."""
     if not records:
         return "not run yet"
-    said = experiment(name).conclusion(records[0])
+    verdict = experiment(name).conclusion(records[0])
     on = [record["preset"] for record in records if not record["quick"]]
     if not on or experiment(name).on_every_set:  # or the verdict names them itself
-        return said
-    return f"{said} ({on[0]}{'; also on ' + ', '.join(on[1:]) if on[1:] else ''})"
+        return verdict
+    return f"{verdict} ({on[0]}{'; also on ' + ', '.join(on[1:]) if on[1:] else ''})"
 
 
 def pages(folder: Path, results: Path) -> dict[Path, str]:
@@ -99,8 +99,8 @@ def pages(folder: Path, results: Path) -> dict[Path, str]:
         for name in NAMES
     }
     seen = os.path.relpath(results, folder)
-    found = {folder / f"{name}.md": page(name, own, seen) for name, own in by_name.items()}
-    return found | {folder / "README.md": index(by_name)}
+    written = {folder / f"{name}.md": page(name, own, seen) for name, own in by_name.items()}
+    return written | {folder / "README.md": index(by_name)}
 
 
 if __name__ == "__main__":

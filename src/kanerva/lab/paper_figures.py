@@ -1,9 +1,9 @@
-"""The paper's figures, each once, with its place there (Ramapuram, Wu and Kalousis 2021)."""
+"""Numbers from the paper, with their places in it (Ramapuram, Wu and Kalousis 2021)."""
 
-# Table 1. All are bounds but VMA's. DKM on MNIST and CIFAR-10 were provided by DKM's authors, KM on
-# CIFAR-10 is estimated from a figure, and DMLab varies because its samples are generated online.
-# Nats per image, or bits per dimension for BITS_PER_DIM. Rows and columns have our names for them;
-# our `mazes` are not DMLab's, so that column is printed and never compared.
+# Table 1. All are bounds except VMA's. DKM on MNIST and CIFAR-10 were provided by DKM's authors, KM
+# on CIFAR-10 is estimated from a figure, and DMLab varies because its samples are generated online.
+# Nats per image, or bits per dimension for BITS_PER_DIM. Rows and columns have our names. Our
+# `mazes` are not DMLab's, so that column is printed but never compared.
 TABLE1: dict[str, dict[str, float]] = {
     "vma": {"omniglot": 103.6},
     "km": {"omniglot": 68.3, "cifar10": 4.37},
@@ -29,7 +29,7 @@ BITS_PER_DIM = ("fashion_mnist", "cifar10", "mazes")
 KANERVA_PP = {name: score for name, score in TABLE1["kpp-paper"].items() if name != "mazes"}
 
 SHIFT_GAIN = 6.32  # nats per image: DKM with the temporal shift, binarized Omniglot (§3.3)
-KEY_NOISE = 0.1  # eps ~ N(0, 0.1) that moves a key (§4.1.1, Fig. 7)
+KEY_NOISE = 0.1  # eps ~ N(0, 0.1) is added to a key (§4.1.1, Fig. 7)
 MEMORY_GAIN = 20.6  # nats per image: Kanerva++ over no memory, binarized Omniglot (§4.2, Fig. 9)
 EPISODE_LENGTH_STD = 0.625  # nats per image: one std over T from 5 to 64, MNIST (§4.3, Fig. 10)
 READS_KL_STD = (

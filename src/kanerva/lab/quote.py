@@ -1,15 +1,18 @@
-"""Figures in prose come from records: rewrite the marked blocks and values of Markdown files.
+"""Fill in figures from records: rewrite the marked blocks and values of Markdown files.
 
-A block stands between `<!-- table: results/a.json -->` (one record, as `kanerva evaluate` prints
-it), `<!-- bench: results/bench/a.json -->` (as `kanerva bench`) or `<!-- compare: results/*/*.json
--->` (several, as `kanerva compare`; `seeds` likewise; `keys`, `samples`, `early`, `trust`:
-tables.py; `capacity`: capacity.py) and `<!-- end -->`. `table1` and `headline` set the paper's
-figures beside ours. Several patterns are joined by commas.
+A block starts with a marker and ends with `<!-- end -->`. Several patterns are joined by commas.
 
-A value stands in a sentence: `<!-- value: mnist/kpp-store-s0 -->4.43<!-- end -->`. It is the bound
-of a record under `results/`, or what is named after a colon (`:controls.left_out`, `:wall_s`,
-`:rows.0.ms_per_step`); the mean over records where the name is a pattern (`omniglot/vae-s?`).
-Figures and plain numbers are joined by + - * / between spaces; `as .1f` says how to print.
+    <!-- table: results/a.json -->           one record, as `kanerva evaluate` prints it
+    <!-- bench: results/bench/a.json -->     as `kanerva bench` prints it
+    <!-- compare: results/*/*.json -->       several, as `kanerva compare`; `seeds` with --seeds
+    keys, samples, early, trust              tables of tables.py
+    capacity                                 the table of capacity.py
+    table1, headline                         the paper's figures beside ours
+
+A value is part of a sentence: `<!-- value: mnist/kpp-store-s0 -->4.43<!-- end -->`. It is the bound
+of a record under `results/`, or the field named after a colon (`:controls.left_out`, `:wall_s`,
+`:rows.0.ms_per_step`). If the name is a pattern (`omniglot/vae-s?`), it is the mean over records.
+Figures and plain numbers can be joined by + - * / between spaces; `as .1f` sets the format.
 
     python -m kanerva.lab.quote README.md RESULTS.md
 """
@@ -48,7 +51,7 @@ VALUE = re.compile(r"(<!-- value: ([^<>]+?)(?: as (\S+))? -->)[^<>]*(<!-- end --
 
 
 def quoted(text: str, root: Path) -> str:
-    """The text with every marked block and value made anew from the records it names."""
+    """Return the text with every marked block and value rewritten from its records."""
 
     def fill(block: re.Match[str]) -> str:
         opening, kind, patterns, closing = block.groups()
@@ -62,7 +65,7 @@ def quoted(text: str, root: Path) -> str:
 
 
 def find_records(patterns: list[str], folder: Path) -> list[Path]:
-    """The files that patterns name; each must name one."""
+    """The files that match the patterns; each pattern must match at least one."""
     every = {pattern: sorted(folder.glob(pattern)) for pattern in patterns}
     for pattern, paths in every.items():
         if not paths:
@@ -71,7 +74,7 @@ def find_records(patterns: list[str], folder: Path) -> list[Path]:
 
 
 def fill_block(kind: str, paths: list[Path]) -> str:
-    """What stands in a block of a kind."""
+    """The content of a block of that kind."""
     if kind == "bench":
         return fence("\n\n".join(speed(read_measurement(path)) for path in paths))
     if kind == "capacity":
@@ -79,7 +82,7 @@ def fill_block(kind: str, paths: list[Path]) -> str:
     if kind == "trust":
         return fence(trust(read_json(paths[0])))
     records = [read_record(path) for path in paths if path.parent.name not in OTHERS]
-    if kind == "headline":  # a blank line, or Markdown takes it for the comment's
+    if kind == "headline":  # without a blank line Markdown would join it to the comment
         return f"\n{headline(records)}\n"
     if kind == "table1":
         tested = [r for r in records if r["split"] == "test"]
@@ -90,12 +93,12 @@ def fill_block(kind: str, paths: list[Path]) -> str:
 
 
 def fence(text: str) -> str:
-    """Text as a block that Markdown leaves as it is."""
+    """Wrap text in a code block."""
     return f"```text\n{text}\n```"
 
 
 def evaluate_expression(expression: str, root: Path) -> float:
-    """A sum of products of figures and numbers, with a space on each side of + - * and /."""
+    """Evaluate a sum of products of figures and numbers, with spaces around + - * and /."""
     terms = re.split(r" ([+-]) ", expression)
     total = 0.0
     for sign, term in zip(["+", *terms[1::2]], terms[::2], strict=True):
@@ -109,12 +112,12 @@ def evaluate_expression(expression: str, root: Path) -> float:
 
 
 def look_up(name: str, root: Path) -> float:
-    """A plain number, or a field of a record: the mean of it, where several match."""
+    """A plain number, or a field of a record; the mean if several records match."""
     if re.fullmatch(r"[\d.]+(e\d+)?", name):
         return float(name)
     pattern, _, field = name.partition(":")
     above = (folder / "results" for folder in (root, *root.resolve().parents))
-    # the one that holds records: docs/results holds pages
+    # the folder with records: docs/results has pages
     results = next((f for f in above if any(f.glob("*/*.json"))), root / "results")
     return statistics.fmean(
         read_field(path, field or "bound") for path in find_records([f"{pattern}.json"], results)
@@ -122,7 +125,7 @@ def look_up(name: str, root: Path) -> float:
 
 
 def read_field(path: Path, field: str) -> float:
-    """A number of a record; of a score its nats."""
+    """Read a number of a record; for a score its nats."""
     value = read_json(path)
     for part in field.split("."):
         try:
@@ -131,7 +134,7 @@ def read_field(path: Path, field: str) -> float:
             raise UserError(f"{path} has no figure {field}") from error
     value = value["nll_nats"] if isinstance(value, dict) and "nll_nats" in value else value
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise UserError(f"{field} of {path} is no figure")
+        raise UserError(f"{field} of {path} is not a number")
     return float(value)
 
 

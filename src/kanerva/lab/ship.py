@@ -2,8 +2,8 @@
 
     python -m kanerva.lab.ship runs/mnist-kpp-store-s0 mnist-2
 
-writes a folder `mnist` beside this file: model.safetensors, config.json, config.yaml,
-evaluation.json and card.md. `kanerva.load("mnist")` then finds it, and a wheel takes it along.
+writes a folder of that name into the package: model.safetensors, config.json, config.yaml,
+evaluation.json and card.md. `kanerva.load` then finds it, and wheels include it.
 """
 
 import argparse
@@ -32,7 +32,7 @@ from kanerva.plain_files import file_digest, write_whole
 from kanerva.runs import read_run_config, write_run_config
 from kanerva.training.checkpoint import STATE, read_state
 
-MOST = 6_000_000  # bytes of weights; the package is to stay a quick download
+MOST = 6_000_000  # bytes of weights, so that the package stays a quick download
 RECORD, CARD, RUN = "evaluation.json", "card.md", "config.yaml"
 
 
@@ -44,13 +44,13 @@ def ship(
     data_root: Path | None = None,
     control_images: int = 1024,
 ) -> Path:
-    """Make `into/name` from a run's best checkpoint, scored on a CPU, as any user can. What is
-    there of that name is replaced once all is made."""
+    """Make `into/name` from a run's best checkpoint. It is scored on a CPU, as any user can do. An
+    existing folder of that name is replaced at the end."""
     if not re.fullmatch(r"[a-z][a-z0-9_-]*", name):
         raise UserError(f"a shipped model's name is a word such as mnist, got {name!r}")
     config = read_run_config(run)
     if config.data.set == "images":
-        raise UserError(f"{run} was trained on a folder of images that others do not have")
+        raise UserError(f"{run} was trained on a private folder of images, which others lack")
     trained = _training(run)
     with tempfile.TemporaryDirectory() as place:
         made = Path(place) / name
@@ -80,52 +80,52 @@ def ship(
 
 
 def halved(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Weights in half precision; what is no float stays as it is."""
-    found = {name: t.half() if t.is_floating_point() else t for name, t in weights.items()}
-    for name, value in found.items():
+    """Convert floating-point weights to half precision."""
+    halves = {name: t.half() if t.is_floating_point() else t for name, t in weights.items()}
+    for name, value in halves.items():
         if not value.isfinite().all():
-            raise UserError(f"{name} holds numbers that half precision cannot: not shipped")
-    return found
+            raise UserError(f"{name} has numbers out of half precision's range: not shipped")
+    return halves
 
 
 def save_halved(model: MemoryModel, folder: Path) -> None:
-    """Weights and config as `load` reads them, if they are small enough to ship.
+    """Save weights and config for `load`; refuse weights that are too large to ship.
 
-    Unlike a run's, these weights do not name their config: the record beside them holds the hashes
-    of both files.
+    Unlike a run's weights, these do not contain a hash of their config: the record beside them has
+    the hashes of both files.
     """
     write_tensors(folder / WEIGHTS, halved(model.state_dict()), {"format": "pt"})
     write_whole(folder / CONFIG, json.dumps(to_dict(model.config), indent=2) + "\n")
     size = (folder / WEIGHTS).stat().st_size
     if size > MOST:
         raise UserError(
-            f"{size / 1e6:.1f} MB in half precision, and a shipped model has at most "
-            f"{MOST / 1e6:g}: train one of fewer than {MOST / 2e6:g} million parameters"
+            f"{size / 1e6:.1f} MB in half precision, but a shipped model has at most "
+            f"{MOST / 1e6:g}: train one with fewer than {MOST / 2e6:g} million parameters"
         )
 
 
 def _training(run: Path) -> dict[str, Any]:
-    """By which commit, where and with what a run was trained."""
+    """How a run was trained: commit, device, versions."""
     last = run / "checkpoints" / "last"
     if not (last / STATE).is_file():
-        raise UserError(f"{last / STATE} is missing: nothing says how {run} was trained")
+        raise UserError(f"{last / STATE} is missing: it says how {run} was trained")
     about = read_state(last)["about"]
     return {key: about[key] for key in ("commit", "device", "versions")}
 
 
 def main(words: list[str]) -> int:
-    """Ship what the command line names; a mistake gets one line."""
+    """Ship the run that the command line names; a mistake gets one line."""
     parser = argparse.ArgumentParser(
         prog="python -m kanerva.lab.ship",
         description="Halve a run's best weights, score them, and put them into the package.",
     )
     parser.add_argument("run", type=Path, help="run folder")
-    parser.add_argument("name", help="what kanerva.load is to call it")
+    parser.add_argument("name", help="its name for kanerva.load")
     parser.add_argument("--into", type=Path, default=PRETRAINED, help="folder to put it into")
-    parser.add_argument("--data-root", type=Path, help="where data sets lie")
-    given = parser.parse_args(words)
+    parser.add_argument("--data-root", type=Path, help="folder of the data sets")
+    options = parser.parse_args(words)
     try:
-        folder = ship(given.run, given.name, into=given.into, data_root=given.data_root)
+        folder = ship(options.run, options.name, into=options.into, data_root=options.data_root)
     except UserError as error:
         print(f"kanerva: {error}", file=sys.stderr)
         return 2

@@ -1,6 +1,6 @@
-"""Tables that only the documents have: `quote` writes them into Markdown from records.
+"""Tables for the documentation only: `quote` writes them to Markdown from records.
 
-What `kanerva evaluate` and `kanerva compare` print is in `evaluation/report.py`.
+The tables that `kanerva evaluate` and `kanerva compare` print are in `evaluation/report.py`.
 """
 
 from typing import Any
@@ -9,7 +9,7 @@ from kanerva.evaluation.records import is_early
 from kanerva.evaluation.report import CONTROLS, columns, named, seen_by
 from kanerva.lab.paper_figures import BITS_PER_DIM
 
-SETS = {  # what a column is called; `mazes` is ours and not DMLab
+SETS = {  # column titles; `mazes` is ours and not DMLab
     "glyphs": "glyphs",
     "mnist": "MNIST",
     "omniglot": "Omniglot",
@@ -20,17 +20,17 @@ SETS = {  # what a column is called; `mazes` is ours and not DMLab
 
 
 def unit(name: str) -> str:
-    """What a data set is scored in."""
+    """The unit that a data set is scored in."""
     return "bits/dim" if name in BITS_PER_DIM else "nats/image"
 
 
 def score_field(name: str) -> str:
-    """Where a score holds that figure."""
+    """The field of a score with that figure."""
     return "bits_per_dim" if name in BITS_PER_DIM else "nll_nats"
 
 
 def keys(records: list[dict[str, Any]]) -> str:
-    """What keys bring: the bound and its memory, then, on n images, the bound again (`own`),
+    """What keys contribute: the bound and the memory's size; then, on n images, the bound (`own`),
     its controls, familiarity and places."""
     head = (
         "variant,T,floats,bits,bound,KL z,KL y,n,own,left_out,other,zeroed,permuted,AUROC,like/all"
@@ -38,21 +38,21 @@ def keys(records: list[dict[str, Any]]) -> str:
     rows = [list[str](head.split(","))]
     for r in sorted(records, key=lambda r: (r["preset"], r["bound"]["nll_nats"])):
         tried = [r["controls"].get(name) for name in CONTROLS]
-        known, places, memory = r.get("familiarity"), r.get("places"), r["memory"]
+        measured, places, memory = r.get("familiarity"), r.get("places"), r["memory"]
         rows.append(
             [f"{r['preset']} {named(r)}"]
             + [str(r["T"]), f"{memory['floats_per_image']:.4g}", f"{memory['bits_per_image']:.5g}"]
             + [f"{r['bound'][key]:.2f}" for key in ("nll_nats", "kl_z", "kl_y")]
             + [str(r["controls"]["n_images"])]
             + ["-" if entry is None else f"{entry['nll_nats']:.1f}" for entry in tried]
-            + ["-" if known is None else f"{known['auroc']:.4f}"]
+            + ["-" if measured is None else f"{measured['auroc']:.4f}"]
             + ["-" if places is None else f"{places['ratio']:.3f}"]
         )
     return columns(rows, left=1)
 
 
 def samples(records: list[dict[str, Any]]) -> str:
-    """Distance to the nearest written image, and greyness, of samples and of what is real."""
+    """Distance to the nearest written image, and greyness, of samples and of real images."""
     fields = [name for name in records[0]["generation"] if name.endswith("_nearest")]
     names = [name.removesuffix("_nearest") for name in fields]
     rows = [["variant", "n", "", *names]]
@@ -65,7 +65,7 @@ def samples(records: list[dict[str, Any]]) -> str:
 
 
 def early(records: list[dict[str, Any]]) -> str:
-    """Those that were scored well before their run ended: what they saw by then."""
+    """Records whose best step was well before the end of the run: images seen up to that step."""
     rows = [["preset", "model", "seed", "bound", "step", "of", "images seen"]]
     for r in filter(is_early, records):
         steps = [str(r[key]) for key in ("best_step", "steps")]
@@ -77,14 +77,14 @@ def early(records: list[dict[str, Any]]) -> str:
 
 
 def of_one_config(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Those whose configuration most of them share, so that a mean is over seeds alone."""
+    """The records of the most common configuration, so that a mean is over seeds alone."""
     hashes = [r["config_hash"] for r in records]
     most = max(hashes, key=lambda one: (hashes.count(one), -hashes.index(one)), default=None)
     return [r for r in records if r["config_hash"] == most]
 
 
 def trust(record: dict[str, Any]) -> str:
-    """What `make trust` tried, how much of it at least, and how much of it went wrong."""
+    """What `make trust` tried, the minimum number of trials, and how many failed."""
     rows = [["what", "bad would be", "at least", "tried", "bad", "slowest", "most MB", "s"]]
     for part in record["parts"].values():
         slowest = f"{part['slowest_s']:.1f} s" if part["slowest_s"] else "-"

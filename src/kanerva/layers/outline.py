@@ -1,18 +1,20 @@
-"""An image's outline: the few numbers that tell most of a picture, each pixel's near where it is.
+"""An image's outline: a few local averages that hold most of the picture.
 
     numbers = ToCosines(384, image)(images)     # (N, 384), each about `_SPREAD` large
     outline = FromCosines(384, image)(numbers)  # (N, C, H, W): the pictures without fine detail
 
-An outline holds the means of small boxes of pixels: of brightness two thirds of the numbers, of two
-colours, in larger boxes, a sixth each; 384 for 32x32 colour pixels are 2x2 and 4x4 boxes. Boxes are
-disjoint, so a pixel that sees the others of its box can tell what it is itself: the lowest cosines
-of all pixels lie nearer to the picture, and tell a single pixel less. What is kept are cosines
-along each side (DCT-II) of these means, the lowest first, because they can be measured in units of
-how much they vary from picture to picture, and rounding then costs each as little as it may.
+An outline holds the means of small boxes of pixels. Two thirds of the numbers are for brightness;
+two colour axes, in larger boxes, get a sixth each. With 384 numbers for a 32x32 colour image the
+boxes are 2x2 and 4x4. Boxes are disjoint, so the mean of a box and its other pixels determine a
+pixel. The lowest cosines of the whole image would be closer to the picture, but would say less
+about a single pixel.
 
-It is where both layers start, one the inverse of the other; each may then learn better numbers,
-slowly, because thousands of pixels move each of them. None of it in bf16, which has eight bits, as
-many as the pixels.
+What is stored are the cosines (DCT-II along each side) of these means, lowest frequency first. Each
+is divided by its standard deviation over images, so that rounding costs as little as possible.
+
+Both layers are initialised this way, as each other's inverse. Each can then learn better numbers,
+at a lower rate, because thousands of pixels contribute to each gradient. Nothing here runs in bf16:
+it has eight bits of precision, no more than the pixels.
 """
 
 import math
@@ -28,10 +30,10 @@ Numbers = Float[Tensor, "N K"]
 Basis = Float[Tensor, "K CHW"]
 Each = Float[Tensor, " K"]
 
-_COLOURS = ((1.0, 1.0, 1.0), (1.0, 0.0, -1.0), (1.0, -2.0, 1.0))  # brightness and two more
-_SPREAD = 0.4  # root mean square of a number, so that a tanh keeps it
-_LEAST = 1 / 255  # by which a number is taken to vary: a level
-_PACE = 0.01  # of learning, against that of other weights
+_COLOURS = ((1.0, 1.0, 1.0), (1.0, 0.0, -1.0), (1.0, -2.0, 1.0))  # brightness, two colour axes
+_SPREAD = 0.4  # root mean square of a number: small enough for a tanh not to saturate
+_LEAST = 1 / 255  # smallest standard deviation assumed of a number: one grey level
+_PACE = 0.01  # learning rate relative to that of other weights
 
 
 def cosines(side: int) -> Float[Tensor, "side side"]:
@@ -43,7 +45,7 @@ def cosines(side: int) -> Float[Tensor, "side side"]:
 
 
 def shares(count: int, image: tuple[int, int, int]) -> list[int]:
-    """How many of `count` numbers tell of brightness, and of each colour; no more than pixels."""
+    """How many of `count` numbers go to brightness and to each colour; at most one per pixel."""
     channels, height, width = image
     if channels != 3:
         return [min(ceil(count / channels), height * width)] * channels
@@ -53,7 +55,7 @@ def shares(count: int, image: tuple[int, int, int]) -> list[int]:
 
 
 def box(count: int, height: int, width: int) -> tuple[int, int]:
-    """The largest box, of 1x1, 2x1, 2x2, 4x2, ..., of which a picture has at least `count`."""
+    """The largest box (1x1, 2x1, 2x2, 4x2, ...) with at least `count` of them in a picture."""
     down = across = 1
     while True:
         wide = down > across
@@ -64,15 +66,17 @@ def box(count: int, height: int, width: int) -> tuple[int, int]:
 
 
 def means(side: int, length: int) -> Float[Tensor, "boxes side"]:
-    """Of boxes of that length along a side, the last perhaps shorter: orthonormal rows."""
+    """Orthonormal rows that average boxes of `length` along a side; the last may be shorter."""
     places = torch.arange(side)
     rows = (places // length == torch.arange(ceil(side / length))[:, None]).double()
     return rows / rows.norm(dim=1, keepdim=True)
 
 
 def lowest_cosines(count: int, image: tuple[int, int, int]) -> Basis:
-    """An outline's `count` directions, orthonormal, the lowest of each colour first. A picture has
-    no more of them than pixels: the rest are zeros."""
+    """The `count` orthonormal directions of an outline, lowest frequency first within each colour.
+
+    There are at most as many as pixels; further rows are zeros.
+    """
     channels, height, width = image
     colours = torch.eye(channels, dtype=torch.float64)
     if channels == 3:
@@ -94,8 +98,8 @@ def lowest_cosines(count: int, image: tuple[int, int, int]) -> Basis:
 
 
 class _Outline(nn.Module):
-    """Directions that start at the cosines of boxes and move from there at their own pace, and what
-    is usual along each: its middle, and its spread about that."""
+    """Learned directions, initialised at the cosines of boxes, with the data's mean (`middle`) and
+    standard deviation (`spread`) along each."""
 
     start: Basis
     middle: Each
@@ -115,14 +119,14 @@ class _Outline(nn.Module):
 
     @torch.no_grad()
     def fit_to_data(self, images: Pixels) -> None:
-        """Take what is usual from these images."""
+        """Set the mean and standard deviation along each direction from these images."""
         along = (images.to(self.start.dtype) - 0.5).flatten(1) @ self.start.T
         self.middle.copy_(along.mean(dim=0))
         self.spread.copy_(along.std(dim=0).clamp(min=_LEAST))
 
 
 class ToCosines(_Outline):
-    """Pixels on [0, 1] to their outline's numbers, all about equally large."""
+    """Pixels on [0, 1] to the numbers of their outline, all of similar size."""
 
     def forward(self, images: Pixels) -> Numbers:
         with torch.autocast(images.device.type, enabled=False):
@@ -131,7 +135,7 @@ class ToCosines(_Outline):
 
 
 class FromCosines(_Outline):
-    """And back: a picture of what they tell."""
+    """The inverse: the numbers of an outline to a picture."""
 
     def forward(self, numbers: Numbers) -> Pixels:
         with torch.autocast(numbers.device.type, enabled=False):

@@ -1,22 +1,23 @@
-"""Pixels one after another: what to expect of each, given those above it and to its left.
+"""A causal pixel context: predict each pixel from z and the pixels above it and to its left.
 
-    output, guess = near(features, expected, images)   # all pixels of given images at once
-    images = near.sample(features, expected, draw)     # in turn: a pixel sees those before it
+    output, guess = near(features, expected, images)   # all pixels of known images in parallel
+    images = near.sample(features, expected, draw)     # one pixel after another
 
-A pixel sees its row up to `radius` to the left, and `radius` rows above it up to `radius` to either
-side: a small neighbourhood (the paper's outlook, §6), not a whole PixelCNN. What lies further away
-reaches it through `features`, which come from z. From there on every pixel is by itself, a matrix
-product over all of them: no statistic may run over positions, or a pixel would see its future.
+A pixel sees `radius` pixels to its left, and in the `radius` rows above it those up to `radius`
+columns away: a small neighbourhood (the paper's outlook, §6), not a whole PixelCNN. Anything
+further away reaches it through `features`, which come from z. All later layers treat each pixel
+separately, as matrix products: a statistic over positions would let a pixel see its future.
 
-Neighbours are much alike, and a network that sees their levels learns slowly. So a pixel is shown
-differences: of each neighbour from the point midway between left and above, and of what z alone
-expected there from what it expects here; colours as green, red less green and blue less green.
-Beside the parameters stands a guess, linear in these and not in bf16, from which a likelihood may
-count its means: bf16 has eight bits, as many as the pixels.
+Neighbours are much alike, and a network that sees their raw levels learns slowly. So the inputs are
+differences. One is each neighbour minus the average of left and above. The other is the pixel that
+z alone predicts there minus the one it predicts here. Colours enter as green, red minus green and
+blue minus green. Beside the likelihood parameters there is a guess, linear in these inputs, which a
+likelihood may add its means to. It is not computed in bf16, which has eight bits of precision, no
+more than the pixels.
 
-Where z tells the means of small boxes of pixels, the first pixel of a box knows little and the last
-one nearly all: each place of a `box` then has weights of its own for what it is shown, and there is
-a second guess for images whose z tells none.
+If z holds an outline, the means of small boxes of pixels, then the first pixel of a box is hard to
+predict and the last nearly determined. So each position in a `box` has its own input weights, and
+a second guess, `untold`, serves images whose z holds no outline.
 """
 
 from collections.abc import Callable, Iterable
@@ -28,19 +29,18 @@ from torch import Tensor, nn
 
 from kanerva.layers.residual import zeroed
 
-Features = Float[Tensor, "N F H W"]  # of each pixel, from z
+Features = Float[Tensor, "N F H W"]  # for each pixel, from z
 Pixels = Float[Tensor, "N C H W"]
 OutlineMask = Bool[Tensor, " N"]
 Parameters = Float[Tensor, "N P H W"]  # of each pixel's likelihood
-# Pixels and what is expected of them, with a margin of what lies around:
-Framed = Float[Tensor, "N C2 Hf Wf"]
+Framed = Float[Tensor, "N C2 Hf Wf"]  # pixels and their expectation from z, padded by the radius
 
-_GAIN = 4.0  # of a difference, which is small against a level; once more of one between colours
-_AT_ONCE = 64  # images that are measured together
+_GAIN = 4.0  # differences are small against levels; applied twice to those between colours
+_AT_ONCE = 64  # images per chunk when fitting
 
 
 class PixelBlock(nn.Module):
-    """x + f(x) at each place by itself; starts as the identity."""
+    """x + f(x), with f applied to each position separately; starts as the identity."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class PixelBlock(nn.Module):
 
 
 class BoxedLinear(nn.Linear):
-    """A linear layer over pixels with weights of its own for each place of a box."""
+    """A linear layer over pixels, with separate weights for each position within a box."""
 
     def __init__(self, inputs: int, outputs: int, box: tuple[int, int]) -> None:
         super().__init__(inputs, box[0] * box[1] * outputs)
@@ -65,7 +65,7 @@ class BoxedLinear(nn.Linear):
     def forward(
         self, input: Float[Tensor, "N H W D"], corner: tuple[int, int] = (0, 0)
     ) -> Float[Tensor, "N H W O"]:
-        """`corner` is where in a picture of boxes the first pixel lies."""
+        """`corner`: row and column of the first input pixel in the whole image."""
         if self.box == (1, 1):
             return super().forward(input)
         (down, across), (count, height, width, _) = self.box, input.shape
@@ -81,16 +81,18 @@ class BoxedLinear(nn.Linear):
         return y.reshape(count, tall * down, wide * across, self.outputs)[:, :height, :width]
 
     def by_place(self, x: Float[Tensor, "N H W D"]) -> Float[Tensor, "places n D"]:
-        """The pixels of whole boxes, those at the same place of one together."""
+        """Group pixels by their position within a box. The sides must be multiples of the box's."""
         down, across = self.box
         x = x.unflatten(2, (-1, across)).unflatten(1, (-1, down))  # (N, h, down, w, across, D)
         return x.permute(2, 4, 0, 1, 3, 5).reshape(down * across, -1, x.shape[-1])
 
     @torch.no_grad()
     def fit(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
-        """Take the weights of least squares from inputs (N, H, W, D) to outputs (N, H, W, O), of
-        pixels in whole boxes."""
-        places, inputs = self.box[0] * self.box[1], self.in_features + 1  # and a bias
+        """Set the weights by least squares from inputs (N, H, W, D) to outputs (N, H, W, O).
+
+        Pixels of incomplete boxes at the border are left out.
+        """
+        places, inputs = self.box[0] * self.box[1], self.in_features + 1  # 1 for the bias
         zeros = self.weight.new_zeros(places, inputs, 1, dtype=torch.float64)
         products, along = zeros.expand(-1, -1, inputs), zeros.expand(-1, -1, self.outputs)
         for x, y in pairs:
@@ -108,7 +110,7 @@ class BoxedLinear(nn.Linear):
 
 
 class Neighbours(nn.Module):
-    """The parameters of each pixel's likelihood from its features and the pixels before it."""
+    """Compute each pixel's likelihood parameters from its features and the pixels before it."""
 
     def __init__(
         self,
@@ -125,7 +127,7 @@ class Neighbours(nn.Module):
         super().__init__()
         self.channels, self.radius = channels, radius
         self.before = [(i, j) for i in range(-radius, 0) for j in range(-radius, radius + 1)]
-        self.before += [(0, j) for j in range(-radius, 0)]  # rows and columns away
+        self.before += [(0, j) for j in range(-radius, 0)]  # offsets in rows and columns
         shown = 2 * channels * (len(self.before) + 1)
         places = box or (1, 1)
         self.known = nn.Linear(features, width)
@@ -144,22 +146,27 @@ class Neighbours(nn.Module):
         images: Pixels,
         has_outline: OutlineMask | None = None,
     ) -> tuple[Parameters, Pixels]:
-        """Parameters, and a guess at each pixel on [0, 1] (it may lie outside). `has_outline`:
-        whose z has one, where not all do."""
+        """Return the parameters, and a guess at each pixel on the scale of [0, 1], not clamped.
+
+        `has_outline` marks images whose z holds an outline; None means all of them.
+        """
         return self._near(features, self._framed(expected, images), has_outline)
 
     def fit_to_data(
         self, expected: Pixels, nothing: Float[Tensor, "1 C H W"], images: Pixels
     ) -> None:
-        """Start from the best linear guesses at these images: where each has an outline and
-        `expected` pixels follow it, and where none has, so that `nothing` is the same for all."""
+        """Initialise both guesses by least squares on these images.
+
+        `expected` holds the pixels their outlines predict. `nothing` is what an empty outline
+        predicts, the same for every image.
+        """
         for guess, outline in ((self.guess, expected), (self.untold, nothing.expand_as(images))):
             if guess is not None:
                 pieces = zip(outline.split(_AT_ONCE), images.split(_AT_ONCE), strict=True)
                 guess.fit(self._pair(*piece) for piece in pieces)
 
     def _pair(self, expected: Pixels, images: Pixels) -> tuple[Tensor, Tensor]:
-        """What pixels are shown, and what a guess should make of it."""
+        """The inputs of each pixel, and the target of a linear guess."""
         midway, shown = self._shown(self._framed(expected, images))
         return shown, (_GAIN * (2 * images - 1 - midway)).movedim(1, -1)
 
@@ -176,15 +183,14 @@ class Neighbours(nn.Module):
             if self.guess is not None:
                 moved = self.guess(shown, corner)
                 if self.untold is not None and has_outline is not None:
-                    moved = torch.where(
-                        has_outline[:, None, None, None], moved, self.untold(shown, corner)
-                    )
+                    without = self.untold(shown, corner)
+                    moved = torch.where(has_outline[:, None, None, None], moved, without)
                 guess = midway + moved.movedim(-1, 1) / _GAIN
-        known = self.known(features.movedim(1, -1)) + self.seen(shown, corner)
-        return self.last(self.body(known)).movedim(-1, 1), (guess + 1) / 2
+        hidden = self.known(features.movedim(1, -1)) + self.seen(shown, corner)
+        return self.last(self.body(hidden)).movedim(-1, 1), (guess + 1) / 2
 
     def _shown(self, framed: Framed) -> tuple[Pixels, Float[Tensor, "N H W D"]]:
-        """The point midway between left and above, and all a pixel is shown of what is near it."""
+        """Return the average of left and above, and the inputs of each pixel."""
         channels, radius = self.channels, self.radius
         height, width = framed.shape[-2] - radius, framed.shape[-1] - 2 * radius
 
@@ -205,7 +211,7 @@ class Neighbours(nn.Module):
         return midway, shown.flatten(1, 2).movedim(1, -1)
 
     def _framed(self, expected: Pixels, images: Pixels) -> Framed:
-        """On [-1, 1], with zeros where there is nothing before."""
+        """Scale to [-1, 1] and pad with zeros above and to the sides."""
         around = (self.radius, self.radius, self.radius, 0)
         return F.pad(2 * torch.cat([images, expected], dim=1) - 1, around)
 
@@ -217,15 +223,17 @@ class Neighbours(nn.Module):
         draw: Callable[[Parameters, Pixels], Pixels],
         has_outline: OutlineMask | None = None,
     ) -> Pixels:
-        """Images pixel by pixel, in the order of reading: `draw` draws one, (N, C, 1, 1), from
-        its parameters and the guess at it."""
+        """Sample images pixel by pixel, row by row.
+
+        `draw` samples one pixel of each image, (N, C, 1, 1), from its parameters and the guess.
+        """
         height, width = features.shape[-2:]
         images, radius = torch.zeros_like(expected), self.radius
         framed = self._framed(expected, images)
         for i in range(height):
             for j in range(width):
-                near = framed[:, :, i : i + radius + 1, j : j + 2 * radius + 1]
-                here = self._near(features[:, :, i : i + 1, j : j + 1], near, has_outline, (i, j))
-                images[:, :, i, j] = drawn = draw(*here)[:, :, 0, 0]
-                framed[:, : self.channels, radius + i, radius + j] = 2 * drawn - 1
+                window = framed[:, :, i : i + radius + 1, j : j + 2 * radius + 1]
+                here = self._near(features[:, :, i : i + 1, j : j + 1], window, has_outline, (i, j))
+                images[:, :, i, j] = pixels = draw(*here)[:, :, 0, 0]
+                framed[:, : self.channels, radius + i, radius + j] = 2 * pixels - 1
         return images

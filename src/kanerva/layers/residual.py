@@ -1,4 +1,4 @@
-"""Residual blocks whose statistics are one sample's own: GroupNorm, SiLU, 3x3 convolutions."""
+"""Residual blocks with per-sample statistics: GroupNorm, SiLU, 3x3 convolutions."""
 
 from math import gcd
 from typing import TypeVar
@@ -14,7 +14,7 @@ Maps = Float[Tensor, "N C H W"]
 
 
 class NormSiLU(nn.GroupNorm):
-    """SiLU(GroupNorm(x)); one kernel where a model is compiled for a GPU."""
+    """SiLU(GroupNorm(x)). Runs as one fused kernel when the model is compiled for a GPU."""
 
     def forward(self, input: Maps) -> Maps:
         if torch.compiler.is_compiling() and supported(input, self.num_groups):
@@ -48,7 +48,7 @@ Layer = TypeVar("Layer", bound=nn.Module)
 
 
 def zeroed(layer: Layer) -> Layer:
-    """A layer that starts by saying nothing."""
+    """Initialise a layer so that its output is zero."""
     for parameter in layer.parameters():
         nn.init.zeros_(parameter)
     return layer

@@ -10,8 +10,11 @@ Maps = Float[Tensor, "BT C H W"]
 
 
 class Conv3x3(nn.Conv2d):
-    """A 3x3 convolution with padding. On 1x1 maps, where images of 28 or 32 pixels end, only the
-    middle of its kernel meets anything: a matrix product, the same numbers, a ninth of the work."""
+    """A 3x3 convolution with padding.
+
+    Images of 28 or 32 pixels end as 1x1 maps, where only the kernel's centre meets a pixel. There
+    a matrix product gives the same numbers with a ninth of the work.
+    """
 
     def __init__(self, inputs: int, outputs: int, stride: int = 1) -> None:
         super().__init__(inputs, outputs, 3, stride, padding=1, bias=False)
@@ -23,7 +26,10 @@ class Conv3x3(nn.Conv2d):
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions around a skip; the shift feeds the first, the skip stays as it was."""
+    """Two 3x3 convolutions and a skip. The first convolution sees shifted maps; the skip does not.
+
+    Maps are shifted along the episode (`temporal_shift`).
+    """
 
     def __init__(self, inputs: int, outputs: int, stride: int, shift: float) -> None:
         super().__init__()

@@ -11,7 +11,7 @@ Maps = Float[Tensor, "BT C H W"]
 def temporal_shift(maps: Maps, length: int, fraction: float) -> Maps:
     """Move `fraction` of the channels one sample forward and as many one back, zero-padded.
 
-    `length` is T. In an episode of one the moved channels have nobody to come from: zeros.
+    `length` is T. In an episode of one image the shifted channels are all zero.
     """
     moved = int(maps.shape[1] * fraction)
     if moved == 0:

@@ -1,8 +1,8 @@
 """Checkpoints that survive kill -9: written under another name, synced, renamed into place.
 
 A checkpoint is a folder: `model.safetensors` and `config.json`; a resumable one also has
-`optimizer.safetensors` and `state.json`. `state.json` holds the SHA-256 of its neighbours, so that
-a truncated or altered file is noticed before anything is trained on.
+`optimizer.safetensors` and `state.json`. `state.json` holds the SHA-256 of the other files, so that
+a truncated or altered file is noticed before training continues.
 """
 
 import json
@@ -29,13 +29,13 @@ OPTIMIZER, STATE = "optimizer.safetensors", "state.json"
 
 @dataclass
 class Progress:
-    """Where a run stands. Everything else about the next step follows from (seed, step)."""
+    """A run's progress. Everything else about the next step follows from (seed, step)."""
 
     step: int = 0
     best_nll: float | None = None  # validation objective of the best checkpoint, nats per image
     best_step: int = 0
     skipped: int = 0  # steps left out because their numbers were not finite
-    metrics_bytes: int = 0  # length of metrics.csv; what lies beyond is from after the save
+    metrics_bytes: int = 0  # length of metrics.csv at the save; later rows are cut on resume
     images_seen: int = 0
     wall_s: float = 0.0
 
@@ -49,7 +49,7 @@ def _temporary(folder: Path) -> Path:
 
 
 def _remove(folder: Path) -> None:
-    """What stands there, if anything; of a link the link."""
+    """Remove a file or folder if it exists. Of a link only the link is removed."""
     if folder.is_symlink():
         folder.unlink()
     shutil.rmtree(folder, ignore_errors=True)
@@ -57,8 +57,11 @@ def _remove(folder: Path) -> None:
 
 @contextmanager
 def _replacing(folder: Path) -> Iterator[Path]:
-    """A fresh folder to fill, which then takes the place of `folder`; `recover` finishes what a
-    kill interrupts, and what cannot be written (a full disk) is a `UserError`."""
+    """Yield a new folder to fill, then move it to the place of `folder`.
+
+    `recover` finishes a move that a kill interrupted. A write error, such as a full disk, becomes a
+    `UserError`.
+    """
     temporary = _temporary(folder)
     try:
         _remove(temporary)
@@ -76,8 +79,8 @@ def _replacing(folder: Path) -> Iterator[Path]:
 
 
 def recover(folder: Path) -> None:
-    """After a kill between two renames the previous checkpoint still stands under its old name.
-    What a killed save left is removed."""
+    """Restore the previous checkpoint after a kill between two renames, and remove what an
+    interrupted save left behind."""
     if not folder.exists() and _old(folder).exists():
         os.rename(_old(folder), folder)
     _remove(_old(folder))
@@ -95,7 +98,7 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """The inverse; groups and their options come from the config."""
+    """The inverse of `optimizer_tensors`. Groups and their options come from the config."""
     state: dict[int, dict[str, Tensor]] = {}
     for key, value in tensors.items():
         index, name = key.split(".", 1)
@@ -108,8 +111,8 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tenso
 
 
 def _laid_out_like(parameter: Tensor, value: Tensor) -> Tensor:
-    """Where a parameter is, and in its order in memory (channels-last, say): fused optimisers walk
-    through both at once."""
+    """Move `value` to the parameter's device and memory format (such as channels-last): fused
+    optimisers read both with the same strides."""
     if value.ndim == 0:
         return value.to(parameter.device)
     if value.stride() == parameter.stride():
@@ -127,13 +130,13 @@ class RunState:
     """All tensors of a run at one step."""
 
     weights: dict[str, Tensor]
-    rest: dict[str, Tensor]  # of the optimiser and the average
+    rest: dict[str, Tensor]  # of the optimiser and the weight average
 
 
 def run_state(
     model: MemoryModel, optimizer: torch.optim.Optimizer, average: MemoryModel | None
 ) -> RunState:
-    """Gather what `save_last` writes."""
+    """Gather the tensors that `save_last` writes."""
     rest = {f"optimizer.{k}": v for k, v in optimizer_tensors(optimizer).items()}
     if average is not None:
         rest |= {f"average.{k}": v for k, v in weights_of(average).items()}
@@ -149,7 +152,7 @@ def save_best(folder: Path, model: MemoryModel) -> None:
 def save_last(
     folder: Path, model: MemoryModel, state: RunState, progress: Progress, about: dict[str, Any]
 ) -> None:
-    """Everything a run needs to go on as if it had never stopped."""
+    """Save everything a run needs to resume as if it had never stopped."""
     with _replacing(folder) as temporary:
         save_weights(model, temporary, state.weights)
         write_tensors(temporary / OPTIMIZER, state.rest, {"format": "pt"})
@@ -159,7 +162,7 @@ def save_last(
 
 
 def read_state(folder: Path) -> dict[str, Any]:
-    """`state.json` of a resumable checkpoint, if it is as it was saved."""
+    """Read `state.json` of a resumable checkpoint; refuse it if it was altered."""
     path = folder / STATE
     if not path.is_file():
         raise UserError(f"nothing to resume: {path} is missing")
@@ -178,8 +181,8 @@ def restore(
     optimizer: torch.optim.Optimizer,
     average: MemoryModel | None,
 ) -> Progress:
-    """Load what `save_last` wrote into a model and optimiser built from the same config, once its
-    files are found to be those that `state.json` was saved with."""
+    """Load what `save_last` wrote into a model and optimiser built from the same config. The files
+    are first checked against the digests in `state.json`."""
     saved = read_state(folder)
     for name in (WEIGHTS, CONFIG, OPTIMIZER):
         digest = saved["sha256"].get(name)

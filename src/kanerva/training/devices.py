@@ -1,4 +1,4 @@
-"""One process or many: what `torchrun` started, as a Fabric, and work that rank 0 does alone."""
+"""One process or several: the Fabric for what `torchrun` started, and work for rank 0 alone."""
 
 import logging
 import os
@@ -16,7 +16,7 @@ from kanerva.processor import VARIABLE, WITHOUT_AMX, admits_amx
 def make_fabric(config: RunConfig, accelerator: str) -> Fabric:
     """One device, or one for each process of `torchrun --nproc_per_node N -m kanerva train ...`.
 
-    The batch of a config is that of all processes together. Each keeps the weights whole.
+    A config's batch is the total over all processes. Each process has a full copy of the weights.
     """
     world = read_count("WORLD_SIZE", 1)
     here = read_count("LOCAL_WORLD_SIZE", world)
@@ -26,10 +26,10 @@ def make_fabric(config: RunConfig, accelerator: str) -> Fabric:
         )
     if accelerator == "cuda" and here > torch.cuda.device_count():
         raise UserError(
-            f"{here} processes need {here} CUDA devices, this machine shows "
+            f"{here} processes need {here} CUDA devices, this machine has "
             f"{torch.cuda.device_count()}: use --nproc_per_node {torch.cuda.device_count()}"
         )
-    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # its banner is not our words
+    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # without its banner
     fabric = Fabric(
         accelerator=accelerator,
         devices=here,
@@ -40,7 +40,7 @@ def make_fabric(config: RunConfig, accelerator: str) -> Fabric:
     on_cpu = fabric.device.type == "cpu"
     if on_cpu and config.precision == "bf16-mixed" and admits_amx():
         raise UserError(
-            f"bf16-mixed on a CPU: {VARIABLE}={os.environ.get(VARIABLE)} admits AMX, with which "
+            f"bf16-mixed on a CPU: {VARIABLE}={os.environ.get(VARIABLE)} allows AMX, with which "
             f"some processors stop with 'Illegal instruction': unset it, or set {WITHOUT_AMX}"
         )
     fabric.launch()
@@ -48,24 +48,27 @@ def make_fabric(config: RunConfig, accelerator: str) -> Fabric:
 
 
 def read_count(variable: str, default: int) -> int:
-    """A number of processes that the environment gives."""
+    """Read a number of processes from an environment variable."""
     value = os.environ.get(variable, str(default))
     if not value.isdecimal() or not 0 < int(value[:9]) <= 10**6:
-        raise UserError(f"{variable}={value} is no number of processes: unset it, or use torchrun")
+        raise UserError(
+            f"{variable}={value} is not a number of processes: unset it, or use torchrun"
+        )
     return int(value)
 
 
 def average_over_processes(fabric: Fabric, tensor: Tensor) -> None:
-    """The mean of equal shares, in place. Fabric's own would wait for the device first."""
+    """Average a tensor over processes, in place. Fabric's `all_reduce` would first wait for the
+    device."""
     if fabric.world_size > 1:
         torch.distributed.all_reduce(tensor)
         tensor.div_(fabric.world_size)
 
 
 def on_rank_zero(fabric: Fabric, work: Callable[[], object]) -> None:
-    """Let rank 0 do something that only one may; the others wait, and learn of an error.
+    """Do some work on rank 0 only. The other ranks wait, and raise if rank 0 failed.
 
-    Without this they would hang where rank 0 gave up, and complain of lost connections.
+    Without this they would hang where rank 0 gave up, then report lost connections.
     """
     problem: UserError | OSError | None = None
     if fabric.is_global_zero:

@@ -1,4 +1,4 @@
-"""How long a run will take here, before it starts: some images are trained on, and thrown away."""
+"""Estimate how long a run takes on this machine, from trial steps of a throwaway model."""
 
 import time
 
@@ -7,13 +7,13 @@ import torch
 from kanerva.config import RunConfig
 from kanerva.models import build
 
-ENOUGH = 1.0  # seconds of a trial: a step that takes longer is not tried whole
+ENOUGH = 1.0  # seconds; trials double in size until one takes this long
 
 
 def seconds_left(config: RunConfig, device: torch.device) -> float:
-    """Of forward and backward passes over all images of a run; validation and saving come on top.
-    No random number of the run is used up."""
-    whole = config.batch * config.episode_length
+    """Estimate the seconds of all forward and backward passes of a run; validation and saving come
+    on top. Leaves the random state as it was."""
+    images = config.batch * config.episode_length
     with torch.random.fork_rng(devices=[]):
         model = build(config.model).to(device).train()
 
@@ -25,18 +25,18 @@ def seconds_left(config: RunConfig, device: torch.device) -> float:
             torch.stack([term.float().mean() for term in terms.values()]).sum().backward()
             return (time.perf_counter() - start) / (count // length * length)
 
-        count = min(4, whole)
-        trial(count)  # warms up
+        count = min(4, images)
+        trial(count)  # warm-up
         took = trial(count)
-        while took * count < ENOUGH and count < whole:  # small trials take longer for each image
-            count = min(2 * count, whole)
+        while took * count < ENOUGH and count < images:  # small trials take longer per image
+            count = min(2 * count, images)
             took = trial(count)
         took = min(took, trial(count))
-    return took * config.steps * whole
+    return took * config.steps * images
 
 
 def spell_time(seconds: float) -> str:
-    """Roughly, as one says it."""
+    """Spell a duration roughly: "a minute", "20 minutes", "3 hours"."""
     minutes = seconds / 60
     if minutes < 1.5:
         return "a minute"

@@ -1,4 +1,4 @@
-"""Metrics of a run for TensorBoard or Weights & Biases, beside metrics.csv. Each is an extra."""
+"""Log a run's metrics to TensorBoard or Weights & Biases too. Each is an optional extra."""
 
 import os
 from argparse import Namespace
@@ -16,13 +16,13 @@ LoggerName = Literal["tensorboard", "wandb"]
 
 
 def require_logger(name: LoggerName | None) -> None:
-    """Fail now rather than after the first steps, where a package is missing."""
+    """Fail early, before the first step, if the logger's package is missing."""
     if name is not None:
         import_module(name)
 
 
 def make_logger(name: LoggerName | None, run: Path, config: RunConfig, step: int) -> Logger | None:
-    """A logger of the run that stands at `step`: a resumed one goes on where it was saved."""
+    """Make the logger of a run that is at `step`. A resumed run continues its earlier log."""
     if name is None:
         return None
     if name == "wandb":
@@ -31,20 +31,20 @@ def make_logger(name: LoggerName | None, run: Path, config: RunConfig, step: int
 
 
 class WandbLogger(Logger):
-    """A run of Weights & Biases, named as the run folder. Where and how it is kept, `wandb` reads
-    from its own environment: WANDB_PROJECT, WANDB_MODE=offline and others.
+    """A Weights & Biases run, named after the run folder.
 
-    Fabric has none, and the one that `wandb` has needs all of `lightning`.
+    `wandb` reads its own environment variables: WANDB_PROJECT, WANDB_MODE=offline and others.
+    Fabric has no such logger, and the one for Lightning needs all of `lightning`.
     """
 
     def __init__(self, run: Path, options: dict[str, Any], goes_on: bool) -> None:
-        known = run / "wandb-id.txt"
-        id = known.read_text().strip() if goes_on and known.is_file() else None
+        saved_id = run / "wandb-id.txt"
+        id = saved_id.read_text().strip() if goes_on and saved_id.is_file() else None
         project = os.environ.get("WANDB_PROJECT", "kanerva")
         self._run = import_module("wandb").init(
             project=project, name=run.name, dir=run, config=options, id=id, resume="allow"
         )
-        write_whole(known, f"{self._run.id}\n")
+        write_whole(saved_id, f"{self._run.id}\n")
 
     @property
     def name(self) -> str:

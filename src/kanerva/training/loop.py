@@ -1,11 +1,11 @@
-"""The training loop: run folder, steps, validation, checkpoints, and stopping well.
+"""The training loop: run folder, steps, validation, checkpoints, and clean stops.
 
 Step s is a function of (seed, s) and the weights before it: its episodes, its pixels and its noise
 all come from streams named by step or epoch. So a run killed anywhere and resumed from its last
 checkpoint ends with the same weights as one that was never stopped (same machine and threads).
 
-Under `torchrun` several processes share each batch (`devices.py`); the first alone reports and
-writes. How many there are changes rounding and nothing else, so a run may go on with more or fewer.
+Under `torchrun` several processes share each batch (`devices.py`); only rank 0 reports and writes.
+The number of processes changes only rounding, so a run may resume with more or fewer.
 """
 
 import math
@@ -45,7 +45,7 @@ from kanerva.training.signals import stop_signals
 from kanerva.training.step import Step, StepResult, assemble, form_of
 
 SAVE_EVERY = 300.0  # seconds; besides the save after each validation
-FITTED = 2048  # training images that a model may take statistics of
+FITTED = 2048  # training images for `fit_to_data`
 PATIENCE = 10  # steps in a row without finite numbers before a run gives up
 
 
@@ -57,7 +57,7 @@ class Outcome:
     step: int
     total: int
     best_nll: float | None
-    best_step: int = 0  # whose weights are kept as the best
+    best_step: int = 0  # the step of the best checkpoint
 
 
 def train(
@@ -72,12 +72,11 @@ def train(
     logger: LoggerName | None = None,
     before: Callable[[torch.device], None] | None = None,
 ) -> Outcome:
-    """Train until the schedule ends, the validation bound passes below `until`, `minutes` pass or
-    a signal comes; saves before it goes.
+    """Train until the schedule ends, the validation bound falls below `until`, `minutes` have
+    passed or a signal arrives. Saves before it returns.
 
-    Everything that can be wrong with the input is found before anything is written. `before` is
-    called once, when nothing can be wrong any more: it may print a message. `logger` gets the
-    figures of metrics.csv too.
+    All input is checked before anything is written. `before` is called once after these checks, for
+    example to print a message. `logger` also gets the figures of metrics.csv.
     """
     require_logger(logger)
     deadline = math.inf if minutes is None else time.monotonic() + 60 * minutes
@@ -112,7 +111,7 @@ def train(
 
 
 def check_run(run: Path, config: RunConfig, resume: bool) -> None:
-    """Nothing is trained, and nothing written, that would spoil a run that is already there."""
+    """Refuse to start if that would damage a run that is already in the folder."""
     if not resume:
         return
     last, best = (run / "checkpoints" / name for name in ("last", "best"))
@@ -123,7 +122,7 @@ def check_run(run: Path, config: RunConfig, resume: bool) -> None:
 
 
 class Trainer:
-    """One run: holds what a step needs, and knows when to validate, save and stop."""
+    """One run: has what a step needs, and decides when to validate, save and stop."""
 
     def __init__(
         self,
@@ -162,16 +161,16 @@ class Trainer:
             "processes": fabric.world_size,
             "execution": form,
         }
-        self.streak = 0  # steps in a row that were skipped
-        self.clock = time.monotonic()  # when `wall_s` was last brought up to date
+        self.streak = 0  # skipped steps in a row
+        self.clock = time.monotonic()  # when `wall_s` was last updated
 
     @property
     def judged(self) -> MemoryModel:
-        """The weights that are validated and shipped: the average where there is one."""
+        """The weights that are validated and saved as best: the average if there is one."""
         return self.model if self.average is None else self.average
 
     def fit(self, caught: list[str], deadline: float, goal: float) -> Outcome:
-        """Go from where the run stands to its end, or until it is stopped."""
+        """Train from the current step to the end, or until stopped."""
         progress, reason = self.progress, "finished"
         self.reporter = Reporter(
             self.run,
@@ -189,7 +188,7 @@ class Trainer:
             progress.images_seen += self.config.batch * self.config.episode_length
             self.reporter.bar.update()
             step, at_end = progress.step, progress.step == self.total
-            row = step % self.config.log_every == 0 or at_end  # of metrics.csv
+            row = step % self.config.log_every == 0 or at_end  # write a row of metrics.csv
             line = self.reporter.line_due(step)
             validation = step % self.config.validate_every == 0 or at_end
             save = time.monotonic() - self.clock > SAVE_EVERY
@@ -204,7 +203,7 @@ class Trainer:
                 bool(caught), time.monotonic() > deadline, save, ask=row or validation
             )
             if signalled or timed_out:
-                stopped_by = caught[0] if caught else "SIGTERM"  # or another process was stopped
+                stopped_by = caught[0] if caught else "SIGTERM"  # else another process got it
                 reason = stopped_by if signalled else "minutes"
                 self._look()
             elif reached:
@@ -213,19 +212,19 @@ class Trainer:
             if validation or (save and not self.streak) or (stopped and self._healthy()):
                 self._save()
             if validation:
-                self.reporter.row_clock = self.reporter.clock(progress.step)  # rates of steps alone
+                self.reporter.row_clock = self.reporter.clock(progress.step)  # rates of steps only
         return self._end(reason)
 
     def _end(self, reason: str) -> Outcome:
         progress = self.progress
         if progress.step == self.total and reason != "bound":
-            reason = "finished"  # a signal that came with the last step stopped nothing
+            reason = "finished"  # a signal during the last step did not stop anything
         self.reporter.close()
         self.reporter.say(f"{reason} at step {progress.step} of {self.total}: {self.run}")
         return Outcome(reason, progress.step, self.total, progress.best_nll, progress.best_step)
 
     def _beginning(self) -> str:
-        """What is about to happen, and what may take a while."""
+        """The first line of a run: what is trained, where, and what may take long."""
         config, world = self.config, self.fabric.world_size
         size = sum(p.numel() for p in self.model.parameters())
         many = f" and {world - 1} more" if world > 1 else ""
@@ -237,7 +236,7 @@ class Trainer:
         )
 
     def compiling(self) -> bool:
-        """Whether the first step is still to come, and takes long."""
+        """Whether the first step has not finished yet and is being compiled."""
         return self.step.form != "eager" and self.step.taken == 0
 
     def _step(self, step: int) -> None:
@@ -252,7 +251,7 @@ class Trainer:
         )
 
     def _look(self) -> StepResult:
-        """Wait for the last step and see how it went."""
+        """Wait for the last step and return its figures; give up if too many were skipped."""
         result = self.step.look()
         self.streak, self.progress.skipped = result.streak, result.skipped
         if self.streak >= PATIENCE:
@@ -264,8 +263,11 @@ class Trainer:
         return result
 
     def _any_process(self, *mine: bool, ask: bool) -> list[bool]:
-        """Of each question, whether any process says yes. Several ask each other only now and then,
-        because they wait for the answer; in between none acts on its own."""
+        """For each flag, whether it is set in any process.
+
+        With several processes on GPUs this waits for all of them, so it communicates only if `ask`.
+        Otherwise every flag counts as unset, so that no process acts alone.
+        """
         if self.fabric.world_size == 1:
             return list(mine)
         if not (ask or self.fabric.device.type == "cpu"):
@@ -279,12 +281,14 @@ class Trainer:
         return self.config.optim.lr * lr_factor(step, self.total, self.warmup)
 
     def _validate(self) -> float:
-        """The bound on validation episodes; a sample grid too. What is trained, the bound unless
-        KL terms are weighed, decides what weights are `best`."""
+        """Compute the validation bound, and save a sample grid and perhaps new `best` weights.
+
+        The training objective decides what is best; it is the bound unless KL terms are weighted.
+        """
         progress, config = self.progress, self.config
         judged = self.judged.eval()
         mine = validation_score(judged, self.validation, config.validate_episodes)
-        score = self.fabric.broadcast(mine)  # running statistics differ: one figure decides for all
+        score = self.fabric.broadcast(mine)  # running statistics differ: rank 0's score counts
         if not math.isfinite(score.nll_nats):
             self.reporter.close()
             raise NumbersWentBad(
@@ -308,14 +312,14 @@ class Trainer:
         return f"{self.last} is the last good checkpoint"
 
     def _healthy(self) -> bool:
-        """Whether the weights are worth keeping: while steps are being skipped, look first."""
+        """Whether the bound is still finite; checked only while steps are being skipped."""
         if self.streak == 0:
             return True
         mine = validation_score(self.model.eval(), self.validation, 1)
         return math.isfinite(self.fabric.broadcast(mine).nll_nats)
 
     def _save(self) -> None:
-        """Everything needed to go on."""
+        """Save everything needed to resume."""
         now = time.monotonic()
         self.progress.wall_s += now - self.clock
         self.clock = now

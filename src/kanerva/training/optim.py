@@ -9,7 +9,7 @@ from kanerva.config import OptimConfig
 
 
 class LarsAdam(torch.optim.Optimizer):
-    """Adam's step, resized for each weight matrix to a share of that matrix's norm.
+    """Adam's step, rescaled for each weight matrix to a fraction of that matrix's norm.
 
         u = m / (sqrt(v) + eps) + weight_decay * w          (m, v bias-corrected)
         w <- w - lr * |w| / |u| * u      in groups with `adapt`, else  w <- w - lr * u
@@ -31,11 +31,11 @@ class LarsAdam(torch.optim.Optimizer):
             "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "adapt": True
         }  # fmt: skip
         super().__init__(params, defaults)
-        self.found_inf: Tensor | None = None  # as torch's fused optimisers: 1 leaves all as it is
+        self.found_inf: Tensor | None = None  # 1 skips the update, as in torch's fused optimisers
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # pyright: ignore
-        """One update of every parameter that has a gradient."""
+        """Update every parameter that has a gradient."""
         for group in self.param_groups:
             params = [p for p in group["params"] if p.grad is not None]
             if not params:
@@ -48,7 +48,7 @@ class LarsAdam(torch.optim.Optimizer):
             self._update(group, params)
 
     def _update(self, group: dict, params: list[Tensor]) -> None:
-        """Nothing here waits for the device: counts, rate and `found_inf` stay there."""
+        """Update a group. Nothing waits for the device: counts, rate and `found_inf` stay on it."""
         beta1, beta2 = group["betas"]
         grads = [p.grad for p in params if p.grad is not None]
         keep = torch.ones((), device=params[0].device)
@@ -57,7 +57,7 @@ class LarsAdam(torch.optim.Optimizer):
             grads = [torch.where(keep > 0, grad, 0) for grad in grads]
         states = [self.state[p] for p in params]
         first, second = [s["exp_avg"] for s in states], [s["exp_avg_sq"] for s in states]
-        # A list: one tensor would be taken as a number, and waited for.
+        # A list: a single tensor would be converted to a number, which waits for the device.
         torch._foreach_add_([s["step"] for s in states], [keep] * len(states))
         torch._foreach_mul_(first, beta1**keep)
         torch._foreach_add_(first, grads, alpha=1 - beta1)
@@ -91,9 +91,9 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict]:
 
 
 def make_optimiser(config: OptimConfig, model: nn.Module) -> torch.optim.Optimizer:
-    """The optimiser a config names, with its rate where the weights are: a step reads it there.
+    """The optimiser a config names. Its learning rate is a tensor on the weights' device.
 
-    Both leave everything as it was where their `found_inf` is 1.
+    Both optimisers skip the update if their `found_inf` is 1.
     """
     groups = parameter_groups(model, config.weight_decay)
     device = next(model.parameters()).device
@@ -103,13 +103,13 @@ def make_optimiser(config: OptimConfig, model: nn.Module) -> torch.optim.Optimiz
         return LarsAdam(groups, lr=config.lr)
     for group in groups:
         del group["adapt"]
-    on_gpu = device.type == "cuda"  # capturable: its step may become part of a CUDA graph
+    on_gpu = device.type == "cuda"  # capturable: the step can be part of a CUDA graph
     warnings.filterwarnings("ignore", message=".*constructed with capturable=True.*")
     return torch.optim.AdamW(groups, fused=True, capturable=on_gpu)
 
 
 def set_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Change the learning rate where it is."""
+    """Set the learning rate in place, on the device."""
     for group in optimizer.param_groups:
         group["lr"].fill_(lr)
 

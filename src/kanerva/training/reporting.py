@@ -1,5 +1,5 @@
-"""What a run reports while it trains: metrics.csv, log.txt, a logger if asked for, and a progress
-bar or lines."""
+"""What a run reports while it trains: metrics.csv, log.txt, an optional logger, and a progress bar
+or lines."""
 
 import csv
 import io
@@ -18,12 +18,12 @@ from kanerva.training.step import StepResult
 
 TERMS = ["nll", "recon", "kl_z", "kl_y"]
 COLUMNS = ["step", "epoch", "split", *TERMS, "lr", "grad_norm", "images_per_s", "skipped"]
-LINE_EVERY = 10.0  # seconds between lines, where there is no bar
+LINE_EVERY = 10.0  # seconds between lines when there is no bar
 
 
 class Reporter:
-    """The files and the terminal a run reports to: figures of steps and validations as rows and
-    lines, with rates. Off a terminal, lines take the bar's place."""
+    """Writes the figures and rates of steps and validations to files and to the terminal. If the
+    output is not a terminal, lines replace the progress bar."""
 
     def __init__(
         self,
@@ -36,11 +36,11 @@ class Reporter:
         quiet: bool,
         logger: Logger | None = None,
     ) -> None:
-        """`quiet`: one of several processes, of which another reports."""
+        """`quiet`: report nothing, because another process does."""
         self.logger = logger
         self.metrics, self.log, self.quiet = run / "metrics.csv", run / "log.txt", quiet
         self.total, self.steps_per_epoch, self.compiles = config.steps, steps_per_epoch, compiles
-        self.images = config.batch * config.episode_length  # of a step
+        self.images = config.batch * config.episode_length  # per step
         step = progress.step
         self.first, self.last_line = step + 1, 0.0
         self.row_clock = self.line_clock = self.clock(step)
@@ -51,30 +51,30 @@ class Reporter:
         self._cut_rows(progress.metrics_bytes if step else 0)
 
     def _cut_rows(self, length: int) -> None:
-        """Leave the rows up to the last checkpoint: what lies beyond was not saved. If some are
-        missing, say so and leave those that are whole."""
+        """Cut metrics.csv to the rows before the last checkpoint: later steps were not saved. If
+        rows are missing, say so and keep the complete ones."""
         header = ",".join(COLUMNS) + "\n"
         rows = b""
         if length and self.metrics.exists():
             with open_regular(self.metrics) as file:
                 rows = file.read(length)
-        whole = rows[: rows.rfind(b"\n") + 1]
-        write_whole(self.metrics, whole or header)
-        if len(whole) < length:
-            lost = f"{length - len(whole)} bytes of {self.metrics} are gone"
-            self.say(f"{lost}: it goes on after its last whole row")
+        complete = rows[: rows.rfind(b"\n") + 1]
+        write_whole(self.metrics, complete or header)
+        if len(complete) < length:
+            lost = f"{length - len(complete)} bytes of {self.metrics} are gone"
+            self.say(f"{lost}: it continues after its last complete row")
 
     def keep_rows(self) -> int:
-        """The length of metrics.csv, once all of it has reached the disk."""
+        """Sync metrics.csv to disk and return its length."""
         sync(self.metrics)
         return self.metrics.stat().st_size
 
     def clock(self, step: int) -> tuple[int, float]:
-        """A step and when it was: what a rate is counted from."""
+        """A step and the current time, as the start of a rate."""
         return step, time.monotonic()
 
     def say(self, text: str) -> None:
-        """A line for log.txt and the terminal."""
+        """Write a line to log.txt and the terminal."""
         self.last_line = time.monotonic()
         if self.quiet:
             return
@@ -85,13 +85,13 @@ class Reporter:
             self.bar.write(text, file=sys.stderr)
 
     def line_due(self, step: int) -> bool:
-        """Off a terminal: after the first step, then every few seconds."""
+        """Whether to print a line now: without a bar, at the first step and every few seconds."""
         if self.quiet or not self.bar.disable:
             return False
         return step == self.first or time.monotonic() - self.last_line >= LINE_EVERY
 
     def line(self, step: int, result: StepResult) -> None:
-        """How the last step went, how fast steps are, how long the rest takes."""
+        """Print the last step's figures, the rate, and the time left."""
         since, start = self.line_clock
         done, seconds = step - since, time.monotonic() - start
         line = f"step {step}/{self.total} {describe(vars(result))}"
@@ -104,7 +104,7 @@ class Reporter:
         self.say(f"{line} {rate:.0f} img/s, {time.strftime('%H:%M:%S', left)} left")
 
     def row(self, step: int, result: StepResult, lr: float) -> None:
-        """One row of training metrics, and the bar's figures."""
+        """Write one row of training metrics, and update the bar."""
         since, start = self.row_clock
         rate = (step - since) * self.images / (time.monotonic() - start)
         figures = vars(result)
@@ -114,13 +114,13 @@ class Reporter:
         self.row_clock = self.clock(step)
 
     def validation(self, step: int, score: Score) -> None:
-        """A row and a line."""
+        """Write a row of metrics and a line for a validation."""
         terms = {"nll": score.nll_nats} | {name: getattr(score, name) for name in TERMS[1:]}
         self._write_row("validation", step, terms)
         self.say(f"step {step}/{self.total} validation {describe(terms)}")
 
     def _write_row(self, split: str, step: int, values: dict[str, float]) -> None:
-        """One line of metrics.csv."""
+        """Append one row to metrics.csv, and pass it to the logger."""
         if self.quiet:
             return
         text = io.StringIO()
@@ -134,14 +134,14 @@ class Reporter:
             self.logger.log_metrics(named, step)
 
     def close(self) -> None:
-        """No more will come: end the bar, and write out what a logger still holds."""
+        """Close the bar, and flush the logger."""
         self.bar.close()
         if self.logger is not None:
             self.logger.finalize("finished")
 
 
 def describe(terms: dict[str, float]) -> str:
-    """The bound and its terms in a few words."""
+    """Format the bound and its terms."""
     return (
         f"bound {terms['nll']:.2f} nats (recon {terms['recon']:.2f}, "
         f"KL z {terms['kl_z']:.2f}, KL y {terms['kl_y']:.2f})"

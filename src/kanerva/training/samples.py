@@ -1,4 +1,4 @@
-"""What a run draws at each validation."""
+"""The sample grid that a run saves at each validation."""
 
 import torch
 from PIL import Image
@@ -9,7 +9,7 @@ from kanerva.pictures import sheet
 
 @torch.no_grad()
 def sample_sheet(model: MemoryModel, episode: Images, generator: torch.Generator) -> Image.Image:
-    """True images, the same reconstructed and read back from memory, and what random keys give."""
+    """Rows of true images, their reconstructions, their recall, and samples from random keys."""
     rows = [("written", episode), (model.reconstructed, model.reconstruct(episode))]
     memory = model.write(episode) if model.remembers else None
     if memory is not None and model.recalls:

@@ -1,4 +1,4 @@
-"""The learning rate as a closed form of progress: nothing to save, and a run may be lengthened."""
+"""The learning rate as a function of the step alone: nothing to save, and runs can be extended."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Stopping well: signals are collected, and obeyed between two steps."""
+"""Clean stops: signals are collected, and acted on between two steps."""
 
 import os
 import signal
@@ -8,10 +8,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def stop_signals(compiling: Callable[[], bool]) -> Iterator[list[str]]:
-    """Collect Ctrl-C and SIGTERM instead of dying of them; a second Ctrl-C is obeyed at once.
+    """Collect Ctrl-C and SIGTERM instead of exiting. A second Ctrl-C stops at once.
 
-    So is any while the first step compiles: there is nothing to save, and the compiler's helpers
-    may have died of the same signal, for which it would wait for ever.
+    Any signal stops at once while the first step compiles: there is nothing to save, and the
+    compiler might wait for ever for its worker processes, which the same signal may have killed.
     """
     caught: list[str] = []
 

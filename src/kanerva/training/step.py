@@ -1,13 +1,14 @@
-"""One training step: forward, backward, clip, update, average. Bad numbers: not at all.
+"""One training step: forward, backward, clip, update, average.
 
-It has three forms, which compute the same:
+A step whose loss or gradient is not finite changes nothing. There are three forms, which compute
+the same:
 
-    eager      operation by operation in plain PyTorch: what the other two are held to
+    eager      plain PyTorch, operation by operation: the reference for the other two
     compiled   forward and backward as fused kernels (torch.compile), feature maps channels-last
-    captured   compiled, and replayed as two CUDA graphs, up to the gradients and from there:
-               nothing waits for Python
+    captured   compiled, and replayed as two CUDA graphs, before and after the gradients are
+               complete: nothing waits for Python
 
-A step never waits for the device. Rate, counts and figures live there; `look` fetches them.
+A step never waits for the device. Rate, counts and figures stay on it; `look` fetches them.
 """
 
 import copy
@@ -31,12 +32,12 @@ from kanerva.training.devices import average_over_processes
 from kanerva.training.optim import make_optimiser, set_rate, update_average
 
 Form = Literal["eager", "compiled", "captured"]
-WARM = 3  # steps before a capture: libraries choose their kernels, buffers get their places
+WARM = 3  # steps before a capture, in which libraries choose kernels and buffers are allocated
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step saw, averaged over the images of all processes: nats. And what went before."""
+    """Figures of a step, in nats, averaged over the images of all processes; and skipped steps."""
 
     nll: float
     recon: float
@@ -44,26 +45,27 @@ class StepResult:
     kl_y: float
     grad_norm: float
     skipped: int  # steps so far whose loss or gradient was not finite: they changed nothing
-    streak: int  # the last so many in a row
+    streak: int  # how many of the last steps in a row were skipped
 
 
-def form_of(asked: str, device: torch.device) -> Form:
-    """The form that `auto` means here; or the one asked for, where it can run."""
-    if asked == "auto":
+def form_of(execution: str, device: torch.device) -> Form:
+    """Resolve `auto` to the fastest form on this device; refuse one that cannot run on it."""
+    if execution == "auto":
         return "captured" if device.type == "cuda" and has_triton() else "eager"
-    if asked == "captured" and device.type != "cuda":
+    if execution == "captured" and device.type != "cuda":
         raise UserError("--execution captured is a CUDA graph: on a CPU use eager or compiled")
-    if asked not in ("eager", "compiled", "captured"):
-        raise UserError(f"unknown execution {asked!r}: choose eager, compiled or captured")
-    return asked
+    if execution not in ("eager", "compiled", "captured"):
+        raise UserError(f"unknown execution {execution!r}: choose eager, compiled or captured")
+    return execution
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What a step works on, where it is to run. `average` follows the weights, if a config asks."""
+    """What a step works on, on its device. `average` is the moving average of the weights, if the
+    config asks for one."""
 
     model: MemoryModel
-    wrapped: nn.Module  # the model as a step calls it: compiled, spread over processes
+    wrapped: nn.Module  # the model as a step calls it: compiled, distributed over processes
     average: MemoryModel | None
     optimizer: torch.optim.Optimizer
 
@@ -74,8 +76,10 @@ def assemble(
     form: Form,
     images: Float[Tensor, "N C H W"] | None = None,
 ) -> Parts:
-    """Weights from a run's seed, their average and their optimiser. A new run's model may take
-    something from training `images`, before its weights are copied."""
+    """Build the model from the run's seed, its weight average and its optimiser.
+
+    A new run passes training `images` to `fit_to_data`, before the weights are copied.
+    """
     torch.manual_seed(derive_seed(config.seed, "weights"))
     model = build(config.model).to(fabric.device)
     if images is not None:
@@ -86,8 +90,9 @@ def assemble(
     module: nn.Module = model
     alone = form == "captured" or fabric.world_size == 1
     if form != "eager":
-        # Noise as eager draws it, so that the forms agree. One graph: a break would be slow,
-        # but for a model that writes in turn, whose loop stays eager between two graphs.
+        # `fallback_random`: the same noise as eager, so that the forms agree. One graph, because a
+        # graph break would be slow. Except for a model that writes sequentially: its loop stays
+        # eager between two graphs.
         module = torch.compile(  # pyright: ignore[reportAssignmentType]
             model,
             fullgraph=alone and not model.writes_sequentially,
@@ -95,13 +100,13 @@ def assemble(
             options={"fallback_random": True},
         )
     wrapped = module
-    if form != "captured":  # whose processes share gradients between graphs, not in a wrapper
+    if form != "captured":  # captured averages gradients itself, between its two graphs
         wrapped = fabric.setup_module(module)
     return Parts(model, wrapped, average, make_optimiser(config.optim, model))
 
 
 class Step:
-    """A model, its optimiser and its average, ready to take one step after another."""
+    """A training step on a model, its optimiser and its weight average."""
 
     def __init__(
         self, fabric: Fabric, parts: Parts, *, clip: float, form: Form, kl_weight: float = 1.0
@@ -114,24 +119,24 @@ class Step:
         model = parts.model
         self.parameters = list(model.parameters())
         self.buffers: list[Tensor] = list(model.buffers())
-        self.before: list[Tensor] = []  # the buffers as they were: a forward pass moves them
-        self.share = torch.zeros((), device=fabric.device)  # of the new weights in the average
+        self.before: list[Tensor] = []  # buffers before the forward pass, which changes them
+        self.share = torch.zeros((), device=fabric.device)  # weight of the new in the average
         self.seen = torch.zeros(4, device=fabric.device)  # loss and its three terms
         self.figures = torch.zeros(7, device=fabric.device)
         self.graphs: list[torch.cuda.CUDAGraph] = []
-        self.side: torch.cuda.Stream | None = None  # where the steps before a recording run
+        self.side: torch.cuda.Stream | None = None  # stream of the warm-up steps before a capture
         self.taken = 0
         rank, world = fabric.global_rank, fabric.world_size
         self.noise = Share(rank, world) if world > 1 else None
 
     def __call__(self, episode: Episode, *, seed: int, lr: float, decay: float) -> None:
-        """One step on this process's episodes; `decay` is the average's."""
+        """Take one step on this process's episodes. `decay` is that of the weight average."""
         set_rate(self.optimizer, lr)
         self.share.fill_(1 - decay)
         torch.manual_seed(seed)
         if self.form != "captured":
             self.once(episode)
-        elif self.taken < WARM:  # what is to be captured must not have met another stream
+        elif self.taken < WARM:  # warm up on a side stream, as CUDA graphs require
             self.side = self.side or torch.cuda.Stream()
             self.side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self.side):
@@ -142,7 +147,7 @@ class Step:
         self.taken += 1
 
     def once(self, episode: Episode) -> None:
-        """The step itself."""
+        """Run the step without a CUDA graph."""
         self._gradients(episode)
         if self.apart:
             self._share_gradients()
@@ -150,8 +155,8 @@ class Step:
         self.optimizer.zero_grad(set_to_none=True)
 
     def forward(self, episode: Episode) -> tuple[ElboTerms, Tensor]:
-        """The bound of a batch, and what is minimised: its negative mean, with divergences weighed,
-        and a model's auxiliary loss."""
+        """Return the bound of a batch and the objective: its negative mean, with weighted KL terms,
+        plus the model's auxiliary loss."""
         with self.fabric.autocast():
             outputs: dict[str, Tensor] = self.wrapped(episode, self.noise)
         auxiliary = outputs.pop("auxiliary", None)
@@ -170,7 +175,7 @@ class Step:
             average_over_processes(self.fabric, self.seen)
 
     def _share_gradients(self) -> None:
-        """The mean over processes of gradients and figures, in one message."""
+        """Average gradients and figures over processes, in one message."""
         tensors = [p.grad for p in self.parameters if p.grad is not None] + [self.seen]
         flat = torch.cat([tensor.flatten() for tensor in tensors])
         average_over_processes(self.fabric, flat)
@@ -180,7 +185,7 @@ class Step:
 
     @torch.no_grad()
     def _update(self) -> None:
-        """Clip, take the optimiser's step and follow with the average; or leave all as it was."""
+        """Clip, step the optimiser and update the average; if not finite, change nothing."""
         grad_norm = nn.utils.clip_grad_norm_(self.parameters, self.clip)
         bad = ~(self.seen[0].isfinite() & grad_norm.isfinite())  # the same in every process
         self.optimizer.found_inf = bad.float()  # pyright: ignore
@@ -193,18 +198,21 @@ class Step:
         self.figures.copy_(torch.cat([self.seen, torch.stack([grad_norm, skipped, streak])]))
 
     def _replay(self, episode: Episode, seed: int) -> None:
-        """The step as two CUDA graphs, recorded the first time: up to the gradients, which the
-        processes may have to share, and from there. A recording runs nothing."""
+        """Run the step as two CUDA graphs, captured at the first call.
+
+        The first ends with the gradients, which several processes then average; the second updates.
+        A capture runs nothing.
+        """
         if not self.graphs:
             self.episode = episode.clone()
             self.graphs = [torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()]
-            # Another thread may watch over the other processes: it is no part of the recording.
+            # With several processes another thread may watch over them: do not capture it.
             mode = "thread_local" if self.apart else "global"
             with torch.cuda.graph(self.graphs[0], capture_error_mode=mode):
                 self._gradients(self.episode)
             with torch.cuda.graph(self.graphs[1], capture_error_mode=mode):
                 self._update()
-            torch.manual_seed(seed)  # a replay draws from the generator as it stands then
+            torch.manual_seed(seed)  # a replay uses the generator's state at that time
         self.episode.copy_(episode)
         self.graphs[0].replay()
         if self.apart:
@@ -212,10 +220,10 @@ class Step:
         self.graphs[1].replay()
 
     def look(self) -> StepResult:
-        """The figures of the last step. Waits for it."""
+        """Wait for the last step and return its figures."""
         nll, recon, kl_z, kl_y, grad_norm, skipped, streak = self.figures.tolist()
         return StepResult(nll, recon, kl_z, kl_y, grad_norm, int(skipped), int(streak))
 
     def carry_on(self, skipped: int) -> None:
-        """Count skipped steps from where a resumed run stood."""
+        """Continue the count of skipped steps of a resumed run."""
         self.figures[5] = skipped

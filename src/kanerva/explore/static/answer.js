@@ -1,4 +1,4 @@
-// What the memory says of the image: which it is, how surely, or that it is not here.
+// The memory's answer for the image: which stored image it is, with a probability, or none.
 
 import { $, ask, latest } from "./api.js";
 import { cue, isBlank } from "./canvas.js";
@@ -20,7 +20,7 @@ export function onSearch(callback) {
   searched = callback;
 }
 
-// Where there is a store it is asked first.
+// If there is a store, search it first.
 export function offerStore(offered) {
   $("source").hidden = !offered;
   document.querySelector(`input[name=source][value=${offered ? "store" : "memory"}]`).checked = true;
@@ -62,7 +62,7 @@ export const update = latest(async () => {
   later = setTimeout(() => explain(asked), 120);
 });
 
-// What takes longer waits until the hand rests, so that the bars follow it.
+// Slower requests wait until the user pauses, so that the bars keep up with the hand.
 const explain = latest(async (asked) => {
   const found = await ask("details", asked);
   if (isBlank() || asksStore() || !memory.held.length) return;
@@ -85,7 +85,7 @@ function quiet() {
 function verdict(text, hint, none = false) {
   const line = $("verdict");
   const wanted = `${text}|${hint}`;
-  if (line.dataset.shown === wanted) return; // or a screen reader would say it at every stroke
+  if (line.dataset.shown === wanted) return; // otherwise a screen reader would repeat it at every stroke
   line.dataset.shown = wanted;
   line.replaceChildren(text);
   if (hint) line.append(make("small", "", hint));
@@ -155,7 +155,7 @@ function showDetails({ familiarity, bound, nearest }) {
   $("details").replaceChildren(...rows);
 }
 
-// Reading, step by step
+// Iterative reading, step by step
 
 async function read(asked = cue()) {
   const found = await ask("steps", { ...asked, count: 8, sample: $("sample").checked });

@@ -1,4 +1,4 @@
-// Requests: a token from the address, a session of this tab, one line where something is refused.
+// Requests: they carry the token from the address and this tab's session; errors are one line.
 
 export const $ = (id) => document.getElementById(id);
 let token = location.hash.slice(1) || sessionStorage.getItem("kanerva-token") || "";
@@ -10,7 +10,7 @@ export function setSession(id) {
   session = id;
   sessionStorage.setItem("kanerva-session", id);
 }
-// The server was started again, or needed the room: so does the page.
+// The session is gone, because the server was restarted or needed room: reload the page.
 function startAgain() {
   setSession("");
   location.reload();
@@ -50,7 +50,7 @@ export class Refused extends Error {
 
 const headed = () => ({ authorization: `Bearer ${token}`, "x-session": session });
 
-// Nobody waits for this answer.
+// Send a request without waiting for the answer.
 export const leave = () => fetch("api/leave", { method: "POST", headers: headed(), keepalive: true }).catch(() => {});
 
 export async function ask(name, body = {}, raw = false) {
@@ -71,7 +71,7 @@ export async function ask(name, body = {}, raw = false) {
   }
 }
 
-// One request at a time; while it is under way only the latest wish is kept.
+// One request at a time; while it runs, only the latest further request is kept.
 export function latest(work) {
   let running = false;
   let next = null;

@@ -1,4 +1,4 @@
-// Everything together: starting, writing, files, keys.
+// The page as a whole: start, write, files, keyboard.
 
 import { $, ask, hasSession, latest, leave, Refused, say, setSession } from "./api.js";
 import * as answer from "./answer.js";
@@ -19,7 +19,7 @@ async function start(model = null) {
   let begun = null;
   if (model === null && hasSession()) begun = await ask("resume").catch(() => null);
   begun ??= await ask("start", model === null ? {} : { model });
-  if (model !== null) await ask("end").catch(() => null); // the session of the model before
+  if (model !== null) await ask("end").catch(() => null); // the session of the previous model
   setSession(begun.session);
   Object.assign(about, begun.about);
   $("model").value = about.name;
@@ -100,7 +100,7 @@ async function save() {
   }
 }
 
-// The parts know nothing of each other; here they are joined.
+// The parts do not know each other; they are connected here.
 easel.onChange(() => {
   if (easel.isDamaged() && !easel.isBlank()) tick("damage");
   answer.update();
@@ -113,7 +113,7 @@ memory.onUse(use);
 shelf.onUse(use);
 memory.onChange(() => {
   if (!shrinking) {
-    $("bits").value = 100; // what was written, freed or undone since is not held by the slider
+    $("bits").value = 100; // the slider does not show later writes, frees and undos
     showBits();
   }
   answer.update();
@@ -146,7 +146,7 @@ $("memory-file").addEventListener("change", (event) => event.target.files[0] && 
 $("image-files").addEventListener("change", (event) => takeFiles([...event.target.files]).then(() => (event.target.value = "")));
 $("model").addEventListener("change", () =>
   start($("model").value).catch((error) => {
-    $("model").value = about.name; // it stays
+    $("model").value = about.name; // keep the old model
     say(error.message);
   }),
 );

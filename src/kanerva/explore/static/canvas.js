@@ -1,4 +1,4 @@
-// The image on the easel: drawn, erased, hidden; by pointer or by keys.
+// The image on the easel: draw, erase or hide pixels, by pointer or keyboard.
 
 import { $ } from "./api.js";
 import { about, imageData, text } from "./paint.js";

@@ -16,7 +16,7 @@ const show = (n) => (n < 0 ? "−" : "") + Math.abs(n).toFixed(2);
 
 const showAround = (images) => $("dream-around").replaceChildren(...images.map(picture));
 
-// One queue for all three, so that what was asked for last stays on the screen.
+// One queue for all three, so that the answer to the last request stays on the screen.
 const dream = latest(async (what) => {
   if (what === "like") {
     const found = await ask("dream", { count: AROUND, seed: Math.floor(Math.random() * 1e9) });

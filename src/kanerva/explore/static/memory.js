@@ -1,4 +1,4 @@
-// The map, and what it holds: two pictures of the same cells, linked both ways.
+// The map and the stored images: two views of the same cells, linked both ways.
 
 import { $, ask, say } from "./api.js";
 import { about, bytes, count, imageData, make, picture } from "./paint.js";

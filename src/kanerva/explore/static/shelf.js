@@ -1,4 +1,4 @@
-// A store of thousands: searched by the image on the easel, or looked through.
+// A store of thousands of images: search it with the image on the easel, or browse it.
 
 import { $, ask, latest, say } from "./api.js";
 import { cue, isBlank } from "./canvas.js";
@@ -35,7 +35,7 @@ function show(found) {
   $("shelf-next").disabled = rows.length < each || (mode === "search" && page >= 20);
 }
 
-// What was found for the answer is the first page here, unless pages were turned meanwhile.
+// The hits of the answer are the first page here, unless the user has turned pages meanwhile.
 export function showSearch(found, begun) {
   if (turned > begun) return;
   mode = "search";

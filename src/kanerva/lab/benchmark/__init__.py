@@ -1,1 +1,1 @@
-"""How fast: throughput, agreement of a step's forms, time to a bound; as records."""
+"""Benchmarks: throughput, agreement of a step's forms, time to a bound, latency; as records."""

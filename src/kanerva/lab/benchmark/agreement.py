@@ -1,8 +1,8 @@
 """Whether the forms of a step compute the same: same seed, same episodes, step by step.
 
-Two questions. In lockstep, every form takes each step from the weights that the first form had:
-what is left is the arithmetic of one step. Left alone, each goes its own way from one start: small
-differences grow as training amplifies them, between two runs of one form as between two forms.
+This is measured in two ways. In lockstep, every form takes each step from the weights of the first
+form, so only the arithmetic of one step differs. Left alone, each form trains separately from the
+same start. Training then amplifies small differences, also between two runs of one form.
 """
 
 from typing import Any
@@ -18,7 +18,7 @@ from kanerva.training.step import Form, Step, assemble
 
 
 class Walk:
-    """One form of a step, walked along a run's first steps, and what it saw."""
+    """One form of a step, run for the first steps of a run, and its figures."""
 
     def __init__(
         self, config: RunConfig, form: Form, fabric: Fabric, episodes: TrainingEpisodes
@@ -29,10 +29,10 @@ class Walk:
         self.start = self.weights()
         self.losses: list[float] = []
         self.norms: list[float] = []  # of gradients
-        self.updates: list[float] = []  # in lockstep: distance as a share of the lead's step
+        self.updates: list[float] = []  # in lockstep: distance, relative to the lead's step
 
     def take(self) -> None:
-        """The next step."""
+        """Take the next step."""
         config, number = self.config, len(self.losses)
         self.step(
             self.episodes.batch_at(number),
@@ -54,26 +54,26 @@ class Walk:
         return _flat(self.step.parameters).cpu()
 
     def alone(self, steps: int, lead: list[list[Tensor]] | None = None) -> None:
-        """Step after step; `lead` keeps what each began with, for others to begin with."""
+        """Take steps on its own. If `lead` is given, append the state before each step to it."""
         for _ in range(steps):
             if lead is not None:
                 lead.append([tensor.detach().clone() for tensor in self.tensors()])
             self.take()
 
     def follow(self, lead: list[list[Tensor]]) -> None:
-        """Each step from where the lead began it; and how far from the lead's weights it ends."""
+        """Take each step from the lead's state; measure how far it ends from the lead's weights."""
         count = len(self.step.parameters)
         for here, there in zip(lead, [*lead[1:], None], strict=True):
             self.begin(here)
             self.take()
             if there is not None:
-                before, after = (_flat(some[:count]) for some in (here, there))
+                before, after = (_flat(state[:count]) for state in (here, there))
                 apart = (_flat(self.step.parameters) - after).norm() / (after - before).norm()
                 self.updates.append(float(apart))
 
     @torch.no_grad()
     def begin(self, lead: list[Tensor]) -> None:
-        """Stand where another was. What an optimiser does not have yet, it has as zero."""
+        """Copy the state of another. Optimiser state that does not exist yet counts as zero."""
         for number, tensor in enumerate(self.tensors()):
             if number < len(lead):
                 tensor.copy_(lead[number])
@@ -84,8 +84,8 @@ class Walk:
 def agreement(
     config: RunConfig, forms: list[Form], fabric: Fabric, episodes: TrainingEpisodes, steps: int
 ) -> list[dict[str, Any]]:
-    """For each form: how far its losses and gradients lie from the first form's, in lockstep and
-    left alone. The first is walked twice: what it differs from itself is the device's own noise."""
+    """For each form, how far its losses and gradients are from the first form's, in lockstep and
+    left alone. The first form runs twice: its difference from itself is the device's own noise."""
     first = Walk(config, forms[0], fabric, episodes)
     lead: list[list[Tensor]] = []
     first.alone(steps, lead)
@@ -121,5 +121,5 @@ def _flat(tensors: list[Any]) -> Tensor:
 
 
 def _distances(mine: list[float], theirs: list[float]) -> list[float]:
-    """Relative distances, step by step."""
+    """Relative distances of each step."""
     return [abs(a - b) / abs(b) for a, b in zip(mine, theirs, strict=True)]

@@ -1,4 +1,4 @@
-"""Milliseconds of a call of each verb, with one image or cue, beside nearest neighbour in numpy."""
+"""Milliseconds per call of each method with one image or cue, and of nearest neighbour in numpy."""
 
 import time
 from collections.abc import Callable
@@ -20,14 +20,14 @@ STEPS = 10
 def latency(
     model: Kpp, images: Float[Tensor, "n C H W"], held: int, *, calls: int
 ) -> list[dict[str, Any]]:
-    """A row for each verb, in a memory of the first `held` images; a cue shows its upper half."""
+    """A row for each method, with the first `held` images in memory. Cues show their upper half."""
     model = cast(Kpp, model.with_capacity(held + 1)).requires_grad_(False)
-    memory, one, new = model.write(images[:held]), images[:1], images[held : held + 1]
+    memory, image, new = model.write(images[:held]), images[:1], images[held : held + 1]
     seen = torch.ones(images.shape[-2:], device=images.device)
     seen[len(seen) // 2 :] = 0
-    cue = one * seen
+    cue = image * seen
     verbs: dict[str, Callable[[Memory], object]] = {
-        "write one image": lambda m: model.write(one),
+        "write one image": lambda m: model.write(image),
         "append one image": lambda m: model.append(m, new),
         "append, then recall": lambda m: model.recall(model.append(m, new), cue, observed=seen),
         "free": lambda m: m.free(0),
@@ -36,8 +36,8 @@ def latency(
         f"recall, {STEPS} steps": lambda m: model.recall(m, cue, steps=STEPS, observed=seen),
         "recall": lambda m: model.recall(m, cue, observed=seen),
         "find": lambda m: model.find(m, cue[0], observed=seen),
-        "familiarity": lambda m: model.familiarity(m, one),
-        "elbo": lambda m: model.elbo(one, m),
+        "familiarity": lambda m: model.familiarity(m, image),
+        "elbo": lambda m: model.elbo(image, m),
         "generate one image": lambda m: model.generate(m, 1),
     }
     rows = [
@@ -47,12 +47,12 @@ def latency(
     pixels, query = images[:held].cpu().numpy(), cue[0].cpu().numpy()
     visible = seen.cpu().numpy() > 0
     nearest = {"verb": "nearest neighbour, numpy", "held": held}
-    found = _times(lambda _: _nearest(pixels, query, visible), memory, images.device, calls)
-    return [*rows, nearest | found]
+    times = _times(lambda _: _nearest(pixels, query, visible), memory, images.device, calls)
+    return [*rows, nearest | times]
 
 
 def _nearest(pixels: np.ndarray, query: np.ndarray, visible: np.ndarray) -> int:
-    """The image held that differs least from a cue where it is seen."""
+    """The stored image that differs least from a cue on visible pixels."""
     apart = (pixels - query)[:, :, visible]
     return int(np.einsum("ncp,ncp->n", apart, apart).argmin())
 
@@ -60,11 +60,11 @@ def _nearest(pixels: np.ndarray, query: np.ndarray, visible: np.ndarray) -> int:
 def _times(
     call: Callable[[Memory], object], memory: Memory, device: torch.device, calls: int
 ) -> dict[str, float]:
-    """The first call in a memory that was not read yet, and later ones."""
+    """Time the first call on a memory that was not read before, and later calls."""
     fresh = replace(memory, kept={})
     start = time.perf_counter()
     call(fresh)
     wait(device)
     first = 1e3 * (time.perf_counter() - start)
-    found = timed(lambda: call(fresh), device, calls=calls)
-    return {"first_ms": first, "ms": found.ms, "least_ms": found.least, "most_ms": found.most}
+    later = timed(lambda: call(fresh), device, calls=calls)
+    return {"first_ms": first, "ms": later.ms, "least_ms": later.least, "most_ms": later.most}

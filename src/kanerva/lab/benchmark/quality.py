@@ -1,4 +1,4 @@
-"""Time to a bound."""
+"""The time it takes to train to a bound."""
 
 import os
 import time
@@ -16,7 +16,7 @@ _LOADED = time.monotonic()
 
 
 def since_start() -> float:
-    """Seconds since this process began, its imports included where the system tells."""
+    """Seconds since this process started, imports included if the system reports its start."""
     try:
         with open("/proc/self/stat") as stat, open("/proc/uptime") as uptime:
             ticks = int(stat.read().rsplit(")", 1)[1].split()[19])
@@ -34,15 +34,15 @@ def time_to_bound(
     data_root: Path | None,
     accelerator: str,
 ) -> dict[str, Any]:
-    """Train, scoring the whole validation split every so many steps, until its bound passes the
-    target; then score the test split. Everything since the process began is counted."""
+    """Train until the bound on the whole validation split, scored every few steps, reaches the
+    target; then score the test split. The time since the process started counts."""
     count = len(load_split(config, "validation", data_root)) // config.episode_length
     config = replace(config, validate_every=every, validate_episodes=max(count, 1))
     outcome = train(config, run, until=target, data_root=data_root, accelerator=accelerator)
     seconds = since_start()
     model = load(run, device=accelerator)
     episodes = fixed_episodes(config, load_split(config, "test", data_root), model.device)
-    found = bound(model, episodes)
+    test = bound(model, episodes)
     return {
         "preset": config.preset,
         "model": config.model.name,
@@ -53,6 +53,6 @@ def time_to_bound(
         "steps": outcome.step,
         "of_steps": outcome.total,
         "validation_nats": outcome.best_nll,
-        "test_nats": found.nll_nats,
-        "test_images": found.n_images,
+        "test_nats": test.nll_nats,
+        "test_images": test.n_images,
     }

@@ -1,4 +1,4 @@
-"""Measurements as text and as a picture.
+"""Format measurements as text and as a picture.
 
 python -m kanerva.lab.benchmark.report docs/speed.png results/bench/*.json
 """
@@ -20,7 +20,7 @@ COLOURS = {"eager": "#999999", "compiled": "#4c9f70", "captured": "#1f4e79"}
 
 
 def table(record: dict[str, Any]) -> str:
-    """A measurement as `kanerva bench` prints it."""
+    """Format a measurement as `kanerva bench` prints it."""
     versions = ", ".join(f"{name} {value}" for name, value in record["versions"].items())
     head = [f"{record['command']}", f"{record['device']}; {versions}; {record['date']}", ""]
     return "\n".join(head + TABLES[record["kind"]](record))
@@ -45,7 +45,7 @@ def _throughput(record: dict[str, Any]) -> list[str]:
 
 
 def _throughput_cells(row: dict[str, Any], on_gpu: bool) -> dict[str, str]:
-    """A row by what its columns are called; images/s and what the chip does of a GPU only."""
+    """Map column titles to the cells of a row. Images/s and the chip's rates are for GPUs only."""
     memory = "x".join(map(str, row["memory"])) if "memory" in row else str(row["side"])
     found = {"model": row["model"], "preset": row["preset"], "T": str(row["T"])}
     found |= {"batch": str(row["batch"]), "K": str(row["K"]), "memory": memory, "form": row["form"]}
@@ -53,7 +53,7 @@ def _throughput_cells(row: dict[str, Any], on_gpu: bool) -> dict[str, str]:
         low, high = row["images_per_s_range"]
         found |= {"images/s": f"{row['images_per_s']:.0f}", "(range)": f"({low:.0f}-{high:.0f})"}
     found |= {"vs first": f"{row['times_first']:.2f}x", "ms/step": f"{row['ms_per_step']:.2f}"}
-    for part in PARTS:  # older records lack some
+    for part in PARTS:  # some are missing in older records
         ms = row["ms_by_part"].get(part)
         found[part] = "-" if ms is None else f"{ms:.3f}"
     found["MFLOP/im"] = f"{row['flop_per_image'] / 1e6:.0f}"
@@ -64,7 +64,7 @@ def _throughput_cells(row: dict[str, Any], on_gpu: bool) -> dict[str, str]:
     return found
 
 
-DISTANCES = {  # of a form's steps from the first form's
+DISTANCES = {  # column titles of distances from the first form, and their fields
     "loss": "lockstep_loss",
     "gradient": "lockstep_gradient",
     "update": "lockstep_update",
@@ -123,7 +123,7 @@ TABLES = {
 }
 
 
-# The picture: what the forms give, and what T and a memory's size cost
+# The picture: speed of the forms, and cost of T and of the memory's size
 
 PANELS = {
     "T": ("a step, by T", "images in an episode, T"),
@@ -134,8 +134,9 @@ Lines = dict[tuple[Any, ...], dict[int, float]]
 
 
 def draw(records: list[dict[str, Any]]) -> Figure:
-    """Images per second by form; microseconds per image against T and a memory's floats, and of a
-    read against its side: as far as each was measured at several values."""
+    """Plot images per second by form; microseconds per image against T and against the memory's
+    floats; and those of a read against the memory's side. Only what was measured at several
+    values is drawn."""
     speeds = [record["rows"] for record in records if record["kind"] == "throughput"]
     rows = [row for found in speeds for row in found]
     several = [row for found in speeds if len({r["form"] for r in found}) > 1 for row in found]
@@ -170,8 +171,8 @@ def _bars(axes: Axes, rows: list[dict[str, Any]]) -> None:
 
 
 def _lines(rows: list[dict[str, Any]], what: str) -> Lines:
-    """Microseconds per image: one line for each model and preset that was measured at three values
-    of `what`, or more."""
+    """Microseconds per image: one line for each model and preset with at least three values of
+    `what`."""
     lines: Lines = {}
     for row in rows:
         others = [row[k] for k in ("preset", "model", "form", "variant", "capacity", "K")]
@@ -191,7 +192,7 @@ def _curves(axes: Axes, lines: Lines, what: str) -> None:
     axes.set_xscale("log", base=2)
     ticks: list[int] = []
     for x in sorted({x for points in lines.values() for x in points}):
-        if not ticks or x > 1.2 * ticks[-1]:  # of two that nearly fall together, one
+        if not ticks or x > 1.2 * ticks[-1]:  # skip ticks that would overlap
             ticks.append(x)
     axes.set_xticks(ticks, [f"{x / 1e3:.3g}k" if x > 2000 else str(x) for x in ticks])
     axes.minorticks_off()

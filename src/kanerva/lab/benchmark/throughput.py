@@ -1,8 +1,8 @@
 """Images per second of a training step, and where its time goes.
 
-Images are random bytes: what a step costs does not depend on what they show, and no data set is
-needed. A whole step is timed as training runs it, batches drawn on the device included; the parts
-are timed one by one, each in the form of the step.
+Images are random bytes: the cost of a step does not depend on their content, and no data set is
+needed. A whole step is timed as in training, including the sampling of batches on the device. The
+parts are timed one by one, each in the form of the step.
 """
 
 import gc
@@ -23,19 +23,19 @@ from kanerva.training.step import WARM, Form, Step, assemble
 
 
 def random_episodes(config: RunConfig, device: torch.device) -> TrainingEpisodes:
-    """Episodes of random bytes, in the shape and number of a few steps."""
+    """Episodes of random bytes, enough for a few steps."""
     shape = (4 * config.batch * config.episode_length, *config.model.image)
     pixels = torch.randint(0, 256, shape, dtype=torch.uint8, generator=stream("benchmark"))
     return training_episodes(config, ImageSet("random", "train", pixels), device)
 
 
 def throughput(config: RunConfig, form: Form, fabric: Fabric, *, steps: int) -> dict[str, Any]:
-    """One row: rate, time by part, peak memory and the first step's seconds."""
+    """Measure one row: rate, time of each part, peak memory and seconds of the first step."""
     device = fabric.device
     on_gpu = device.type == "cuda"
     gc.collect()
-    others = 0  # what else the device holds
-    torch._dynamo.reset()  # graphs of other shapes must not make this one general
+    others = 0  # bytes that are already allocated on the device
+    torch._dynamo.reset()  # earlier shapes must not make this graph dynamic
     if on_gpu:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
@@ -89,8 +89,8 @@ def throughput(config: RunConfig, form: Form, fabric: Fabric, *, steps: int) -> 
 def _parts(
     step: Step, episodes: TrainingEpisodes, config: RunConfig, steps: int
 ) -> dict[str, float]:
-    """Milliseconds of a step's parts: the next batch, forward, backward, and the rest (clipping,
-    optimiser, average); and of what a memory does, a write's paste and a read, forward alone."""
+    """Milliseconds of a step's parts: the next batch, forward, backward, and the update (clipping,
+    optimiser, average). Also of the memory's forward operations: pasting blocks, and a read."""
     device = step.fabric.device
     episode = episodes.batch_at(0)
     counted = iter(range(10**9))

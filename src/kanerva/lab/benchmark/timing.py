@@ -1,4 +1,4 @@
-"""A clock that waits for the device, the device's own limits, and the record of a measurement."""
+"""Timing that waits for the device, the device's peak rate, and the record of a measurement."""
 
 import statistics
 import time
@@ -18,7 +18,7 @@ from kanerva.training.step import Form
 
 @dataclass(frozen=True)
 class Timing:
-    """Milliseconds of one call: the median of several windows, the quickest and the slowest."""
+    """Milliseconds per call: the median over several windows, the fastest and the slowest."""
 
     ms: float
     least: float
@@ -26,7 +26,7 @@ class Timing:
 
 
 def wait(device: torch.device) -> None:
-    """Until what was asked of a device is done."""
+    """Wait until the device has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -34,25 +34,25 @@ def wait(device: torch.device) -> None:
 def timed(
     call: Callable[[], object], device: torch.device, *, calls: int, windows: int = 5
 ) -> Timing:
-    """Time `windows` times `calls` calls in a row, after a few to warm up."""
+    """Time `windows` windows of `calls` calls each, after a few warm-up calls."""
     for _ in range(min(calls, 3)):
         call()
-    found = []
+    times = []
     for _ in range(windows):
         wait(device)
         start = time.perf_counter()
         for _ in range(calls):
             call()
         wait(device)
-        found.append(1e3 * (time.perf_counter() - start) / calls)
-    return Timing(statistics.median(found), min(found), max(found))
+        times.append(1e3 * (time.perf_counter() - start) / calls)
+    return Timing(statistics.median(times), min(times), max(times))
 
 
 def replayed(call: Callable[[], object], device: torch.device, form: Form) -> Callable[[], object]:
-    """A call as a step's form would run it: as it is, or as a CUDA graph."""
+    """Return the call as the step's form would run it: unchanged, or as a CUDA graph."""
     if form != "captured":
         return call
-    side = _side()  # one for all: every stream keeps a workspace of its own
+    side = _side()  # shared, because every stream keeps its own workspace
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         for _ in range(2):
@@ -70,7 +70,7 @@ def _side() -> torch.cuda.Stream:
 
 
 def matrix_rate(device: torch.device, precision: str) -> float:
-    """FLOP/s of a large matrix product in the type a run's products have, on random numbers."""
+    """FLOP/s of a large product of random matrices, in the dtype of a run's products."""
     on_gpu = device.type == "cuda"
     size = 8192 if on_gpu else 1024
     dtype = torch.bfloat16 if precision == "bf16-mixed" else torch.float32
@@ -82,7 +82,7 @@ def matrix_rate(device: torch.device, precision: str) -> float:
 def measurement(
     kind: str, device: torch.device, flags: list[str], **content: Any
 ) -> dict[str, Any]:
-    """A record: what was measured, on what, by which code and command."""
+    """Make a record: what was measured, on which device, by which code and command."""
     return {
         "schema": 1,
         "kind": kind,
@@ -95,9 +95,9 @@ def measurement(
 
 
 def read_measurement(path: Path) -> dict[str, Any]:
-    """A record as it was filed."""
+    """Read the record of a measurement."""
     record = read_json(path)
     kinds = ("throughput", "agreement", "quality", "latency")
     if not isinstance(record, dict) or record.get("kind") not in kinds:
-        raise UserError(f"{path} is no record of kanerva bench")
+        raise UserError(f"{path} is not a record of kanerva bench")
     return record

@@ -1,4 +1,4 @@
-"""Fig. 1: a heap. malloc, write, free, malloc again, drawn on the memory itself."""
+"""Fig. 1: the memory as a heap. malloc, write, free, malloc again, with pictures of the memory."""
 
 import torch
 from PIL import Image
@@ -10,11 +10,11 @@ from kanerva.memory.heap import Memory
 from kanerva.models.kpp import Kpp
 from kanerva.pictures import map_with_thumbnails, stacked
 
-FREED = (3, 11, 20, 30)  # handles
+FREED = (3, 11, 20, 30)  # handles to free
 
 
 def draw_memory(memory: Memory, images: dict[int, Tensor], title: str) -> Image.Image:
-    """The map, and beside it what is held, where it lies."""
+    """Draw the map, and beside it the stored images at their places."""
     held = memory.handles
     pictures = torch.stack([images[h] for h in held or [0]])
     return map_with_thumbnails(
@@ -29,17 +29,19 @@ def draw_memory(memory: Memory, images: dict[int, Tensor], title: str) -> Image.
 
 
 def error(model: Kpp, memory: Memory, images: Pixels) -> float:
-    """Mean squared pixel error of what comes back from clean cues, one step."""
+    """Mean squared pixel error of recall from clean cues, one step."""
     return float((model.recall(memory, images, steps=1)[0] - images).square().mean())
 
 
 def exercise(model: Kpp, images: Pixels) -> tuple[Figures, list[Image.Image]]:
-    """malloc until the memory is full, once more to be refused, free some, malloc again. What each
-    call changed that it should not, and whether what was freed is forgotten; and the memory after
-    each."""
+    """Call malloc until the memory is full and the next call is refused; free some blocks; malloc.
+
+    Measure what each call changed that it should not change, and whether freed images are
+    forgotten. Return these figures, and a picture of the memory after each call.
+    """
     few = len(FREED)
     parts = images.split([len(images) - 2 * few, few, few])
-    named: dict[int, Tensor] = {}  # the image of every handle that was ever given out
+    named: dict[int, Tensor] = {}  # the image of every handle ever issued
 
     def malloc(memory: Memory, pictures: Tensor) -> Memory:
         after = model.append(memory, pictures)
@@ -57,7 +59,9 @@ def exercise(model: Kpp, images: Pixels) -> tuple[Figures, list[Image.Image]]:
         refused = str(problem)
     freed = full.free(*FREED)
     again = malloc(freed, parts[2])
-    survivors, gone = (torch.stack([named[h] for h in some]) for some in (freed.handles, FREED))
+    survivors, gone = (
+        torch.stack([named[h] for h in handles]) for handles in (freed.handles, FREED)
+    )
     places = {tuple(place) for place in places_of(full, list(FREED)).tolist()}
     new = [handle for handle in again.handles if handle not in freed.handles]
     figures = {
@@ -110,7 +114,7 @@ def table(figures: Figures) -> list[str]:
 
 
 def verdict(figures: Figures) -> str:
-    """Whether blocks are apart, and whether what was freed is forgotten: two questions."""
+    """Whether calls leave other blocks alone, and whether freed images are forgotten."""
     change = max(figures["changed_by_malloc"], figures["changed_by_free"])
     apart = change < 1e-4 and figures["handles_kept"] and figures["refused_when_full"]
     held, freed = figures["familiarity_held"], figures["familiarity_freed"]
@@ -123,7 +127,7 @@ def verdict(figures: Figures) -> str:
 
 
 def places_of(memory: Memory, handles: list[int]) -> Tensor:
-    """Where the blocks of these handles lie, (n, 2)."""
+    """The places of these handles' blocks, (n, 2)."""
     return memory.places[[memory.handles.index(handle) for handle in handles]]
 
 

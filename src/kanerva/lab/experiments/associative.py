@@ -8,8 +8,8 @@
     BayesPCN (plai-group/bayes-pcn, dataset/dataset.py, score.py): Gaussian noise, pixels dropped,
         columns hidden at the right; correct if the mean squared error on [-1, 1] is below 0.005
 
-All compare with the first N images of a set, each of them once a cue. Two rivals keep the images
-as they are and see the mask; only the nearest image on visible pixels uses it.
+Each stores the first N images of a set, and uses each of them once as a cue. The baselines store
+the images exactly; of these, only the nearest image on visible pixels uses the mask.
 """
 
 import tempfile
@@ -35,7 +35,7 @@ from kanerva.store.store import Store
 Flat = Float[Tensor, "n D"]
 Rows = Int[Tensor, " n"]
 Mask = Float[Tensor, "*n H W"]
-LOCATIONS, ACTIVE = 4096, 40  # hard locations of the sparse distributed memory; those in reach
+LOCATIONS, ACTIVE = 4096, 40  # hard locations of the sparse distributed memory; how many activate
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ class Protocol:
     name: str
     whose: str
     damage: Callable[[Pixels, torch.Generator], tuple[Pixels, Mask | None]]
-    most: float  # squared error for each image, summed over pixels on [0, 1]; or, where it is
-    mean: bool  # true, its mean over pixels on [-1, 1]
+    most: float  # largest squared error of a correct answer, summed over pixels on [0, 1]
+    mean: bool  # if true, `most` is the mean over pixels on [-1, 1] instead
 
     def correct(self, pictures: Pixels, images: Pixels) -> float:
         error = (pictures - images).square().flatten(1)
@@ -85,7 +85,7 @@ PROTOCOLS = (
 )
 
 
-# Systems: rows of what is held, for each cue
+# Systems: for each cue, the row of a stored image
 
 
 def by_dot(held: Flat, cues: Flat) -> Rows:
@@ -109,7 +109,7 @@ def by_visible(held: Flat, cues: Flat, seen: Float[Tensor, "n D"]) -> Rows:
 
 
 class SparseDistributedMemory:
-    """Kanerva (1988): bits written into counters of the hard locations nearest to them."""
+    """Kanerva (1988): bits are written to the counters of the nearest hard locations."""
 
     def __init__(self, held: Flat) -> None:
         noise = torch.Generator().manual_seed(0)
@@ -117,14 +117,14 @@ class SparseDistributedMemory:
         self.places = 2 * torch.bernoulli(torch.full(shape, 0.5), generator=noise) - 1
         self.counters = torch.zeros(LOCATIONS, held.shape[1])
         for part in _signs(held).split(1024):
-            self.counters += self._reach(part).T @ part
+            self.counters += self._activate(part).T @ part
 
-    def _reach(self, signs: Flat) -> Float[Tensor, "n locations"]:
+    def _activate(self, signs: Flat) -> Float[Tensor, "n locations"]:
         near = (signs @ self.places.T).topk(ACTIVE, dim=1).indices
         return torch.zeros(len(signs), LOCATIONS).scatter_(1, near, 1.0)
 
     def read(self, cues: Flat) -> Flat:
-        return ((self._reach(_signs(cues)) @ self.counters) > 0).float()
+        return ((self._activate(_signs(cues)) @ self.counters) > 0).float()
 
 
 def _signs(pixels: Flat) -> Flat:
@@ -138,7 +138,7 @@ def _signs(pixels: Flat) -> Flat:
 def run(lab: Lab) -> Finding:
     small = lab.preset in ("mnist", "omniglot", "glyphs")  # shipped, with binary pixels
     options: dict[str, Any] = {}
-    if not small:  # pictures and comparisons take each pixel by itself
+    if not small:  # no pixel context: pictures and comparisons treat pixels as independent
         options = {"decoder": {"neighbours": 0, "near_width": 128}}
     model = load(lab.preset) if small else lab.trained("kpp", **options).cpu()
     sizes = lab.pick((50, 100), (100, 1000, 10_000) if small else (100, 1000))
@@ -177,7 +177,7 @@ def make_store(path: Path, model: MemoryModel, images: Pixels) -> Store:
 def measure(
     store: Store, images: Pixels, protocol: Protocol, count: int, noise: torch.Generator
 ) -> list[Figures]:
-    """Every system on one protocol: per cent right, per cent correct by its rule, milliseconds."""
+    """Measure every system on one protocol: share right, share correct by its rule, time."""
     clean = images[: min(count, len(images))]
     cues, seen = protocol.damage(clean, noise)
     held, flat = images.flatten(1), cues.flatten(1)
@@ -186,10 +186,10 @@ def measure(
     ids = {id: row for row, id in enumerate(store)}
     memory = SparseDistributedMemory(held)
 
-    def ask(**given) -> tuple[Rows, Pixels]:
-        hits = find_all(store, cues, k=1, **given)
-        return torch.tensor([ids[one[0].id] for one in hits]), torch.stack(
-            [one[0].image for one in hits]
+    def ask(**options) -> tuple[Rows, Pixels]:
+        results = find_all(store, cues, k=1, **options)
+        return torch.tensor([ids[hits[0].id] for hits in results]), torch.stack(
+            [hits[0].image for hits in results]
         )
 
     def read() -> tuple[Rows, Pixels]:
@@ -232,7 +232,7 @@ def measure(
     return rows
 
 
-# What is shown
+# Output
 
 
 def table(figures: Figures) -> list[str]:
@@ -264,7 +264,7 @@ def best_of(rows: Sequence[Figures], names: Sequence[str]) -> Figures:
 
 
 def verdict(figures: Figures) -> str:
-    """Where the store is ahead of the published rules, and of the nearest visible pixels."""
+    """Compare the store with the published rules and with the nearest visible pixels."""
     parts = []
     most = max(row["held"] for row in figures["rows"])
     keys = dict.fromkeys((row["whose"], row["protocol"], row["held"]) for row in figures["rows"])
@@ -288,7 +288,7 @@ def verdict(figures: Figures) -> str:
 
 
 def draw(figures: Figures) -> Figure:
-    """Per cent right of every system under every protocol."""
+    """Plot the per cent right of every system under every protocol."""
     rows = figures["rows"]
     middle = next(row["held"] for row in rows if row["protocol"] == PROTOCOLS[1].name)
     names = list(dict.fromkeys(row["system"] for row in rows))

@@ -1,4 +1,4 @@
-"""What experiments on reading share: rivals that learn nothing, and what reading gives."""
+"""Shared by experiments on reading: baselines that learn nothing, and iterative reading itself."""
 
 import torch
 import torch.nn.functional as F
@@ -9,15 +9,15 @@ from kanerva.lab.harness import Pixels
 from kanerva.models.base import MemoryModel
 from kanerva.shapes import Episode, PerPixel
 
-Written = Float[Tensor, "B R C H W"]  # what an episode's memory was written from
-_AT_ONCE = 256  # images that go through a model together
+Written = Float[Tensor, "B R C H W"]  # the images written to each episode's memory
+_AT_ONCE = 256  # images that a model processes together
 
 
-# Rivals
+# Baselines
 
 
 def median_filter(images: Pixels) -> Pixels:
-    """The middle one of each pixel and its eight neighbours; the border is repeated outwards."""
+    """The median of each pixel and its eight neighbours; the border is repeated outwards."""
     padded = F.pad(images, (1, 1, 1, 1), mode="replicate")
     return padded.unfold(2, 3, 1).unfold(3, 3, 1).flatten(-2).median(dim=-1).values
 
@@ -25,8 +25,8 @@ def median_filter(images: Pixels) -> Pixels:
 def squared_distances(
     pictures: Episode, written: Written, observed: PerPixel | None = None
 ) -> Float[Tensor, "B T R"]:
-    """Mean squared pixel distance from each picture to each written image of its episode, over
-    the pixels where `observed` is 1, if it is given."""
+    """Mean squared pixel distance from each picture to each written image of its episode; with
+    `observed`, only over pixels where it is 1."""
     ones = torch.ones_like(pictures[:, :, 0]) if observed is None else observed
     seen = ones[:, :, None].expand_as(pictures).flatten(2).double()
     a, b = pictures.flatten(2).double(), written.flatten(2).double()
@@ -48,9 +48,11 @@ def hopfield(
     steps: int = 1,
     observed: PerPixel | None = None,
 ) -> Episode:
-    """The modern Hopfield update, xi <- X softmax(beta X^T xi) (Ramsauer et al. 2020, Eq. 3), on
-    pixels as -1 to 1, where black-and-white images are equally long: as they are, images with more
-    ink attract more. Hidden pixels of the cue have no say at first."""
+    """The modern Hopfield update, xi <- X softmax(beta X^T xi) (Ramsauer et al. 2020, Eq. 3).
+
+    Pixels are scaled to [-1, 1], where all black-and-white images have the same norm; on [0, 1]
+    images with more ink would attract more. In the first step hidden pixels of the cue are ignored.
+    """
     stored, state = 2 * written.flatten(2) - 1, 2 * cue - 1
     if observed is not None:
         state = state * observed[:, :, None]
@@ -60,7 +62,7 @@ def hopfield(
     return (state.unflatten(2, cue.shape[2:]) + 1) / 2
 
 
-# Reading, and what it gives
+# Iterative reading
 
 
 @torch.no_grad()
@@ -75,23 +77,26 @@ def recall_every_step(
     observed: Float[Tensor, "n H W"] | None = None,
     other_episode: bool = False,
 ) -> Float[Tensor, "S n C H W"]:
-    """Write images in episodes of that length and recall each from its cue: every step.
-    `other_episode` looks into the next episode's memory instead, which does not hold the image."""
-    written, asked = images.unflatten(0, (-1, length)), cues.unflatten(0, (-1, length))
+    """Write images in episodes of `length`, and recall each from its cue; return every step.
+
+    `other_episode` reads the next episode's memory instead, which does not contain the image.
+    """
+    written, cued = images.unflatten(0, (-1, length)), cues.unflatten(0, (-1, length))
     if other_episode:
         written = written.roll(1, dims=0)
     seen = None if observed is None else observed.unflatten(0, (-1, length))
-    found, several = [], max(1, _AT_ONCE // length)
+    recalled, several = [], max(1, _AT_ONCE // length)
     for start in range(0, len(written), several):
         part = slice(start, start + several)
         memory = model.write(written[part], generator=noise)
         visible = None if seen is None else seen[part]
-        found.append(model.recall(memory, asked[part], steps=steps, observed=visible).flatten(1, 2))
-    return torch.cat(found, dim=1)
+        pictures = model.recall(memory, cued[part], steps=steps, observed=visible)
+        recalled.append(pictures.flatten(1, 2))
+    return torch.cat(recalled, dim=1)
 
 
 def nearest_is_own(pictures: Episode, written: Episode) -> Bool[Tensor, "B T"]:
-    """Whether no written image is nearer to picture t than image t; equal ones count as found."""
+    """Whether no written image is nearer to picture t than image t is; ties count as found."""
     distance = squared_distances(pictures, written)
     own = distance.diagonal(dim1=1, dim2=2)
     return own <= distance.min(dim=-1).values + 1e-7

@@ -1,9 +1,9 @@
-"""Beyond the paper: which character a drawing is of, by likelihood alone.
+"""Beyond the paper: classify drawings of characters by likelihood alone.
 
-A memory for each of some unseen characters, one drawing or five written into each; a further
-drawing belongs to the memory under which it costs least as an image that is new. Nothing is trained
-for this. Beside it the nearest drawing, pixel by pixel. Characters of a task are chosen from all,
-or from those of one alphabet, which look more alike.
+Each of a few unseen characters has a memory with one or five of its drawings. A new drawing is
+assigned to the memory under which it is most likely as an unwritten image. Nothing is trained for
+this. The baseline is the nearest drawing in pixels. The characters of a task are chosen from all,
+or from one alphabet, where they look more alike.
 """
 
 from typing import Any
@@ -22,13 +22,13 @@ from kanerva.models.kpp_bits import KppBits
 
 TASKS = ((5, 1), (5, 5), (20, 1), (20, 5))  # characters to choose from, drawings of each
 AT_ONCE = 64  # characters whose drawings are written together
-AT_ONCE_SCORED = 6400  # pairs of a memory and a drawing
-ALL, WITHIN = "all characters", "one alphabet"  # what those of a task are chosen from
+AT_ONCE_SCORED = 6400  # pairs of a memory and a drawing scored together
+ALL, WITHIN = "all characters", "one alphabet"  # where the characters of a task come from
 WANTED = {(5, 1): 0.88, (20, 1): 0.7}
 
 
 class Written:
-    """Every drawing as a memory would hold it, whole: read in any company without writing again."""
+    """Every drawing as a stored block, so that any combination is read without writing again."""
 
     def __init__(self, model: KppBits, drawings: Drawings) -> None:
         self.model, self.drawings = model, drawings
@@ -41,12 +41,15 @@ class Written:
     def score(
         self, written: Int[Tensor, "tasks ways shots 2"], targets: Int[Tensor, "tasks ways 2"]
     ) -> Float[Tensor, "tasks ways ways"]:
-        """ln p(target | memory, like what is held), a row for each memory; pairs say character and
-        drawing. That it may be unlike is as likely under each, and decides nothing."""
+        """ln p(target | memory, target is kin of what is stored), one row per memory.
+
+        The last dimension of the indices is (character, drawing). The probability of not being kin
+        is the same for each memory, so it does not matter here.
+        """
         model, at = self.model, written.flatten(0, 1).unbind(-1)
         ways = written.shape[1]
-        whole = torch.ones(at[0].shape, dtype=torch.bool, device=model.device)
-        kin = model._ask_kin(self.blocks[at], self.features[at], whole, whole)
+        every = torch.ones(at[0].shape, dtype=torch.bool, device=model.device)
+        kin = model._ask_kin(self.blocks[at], self.features[at], every, every)
         images = self.drawings[targets.unbind(-1)].repeat_interleave(ways, dim=0)
         return model.log_like(kin, images).unflatten(0, (-1, ways))
 
@@ -56,9 +59,9 @@ def nearest(
     written: Int[Tensor, "tasks ways shots 2"],
     targets: Int[Tensor, "tasks ways 2"],
 ) -> Float[Tensor, "tasks ways ways"]:
-    """The same by pixels: less the distance of the nearest drawing written."""
-    held, asked = drawings[written.unbind(-1)], drawings[targets.unbind(-1)]
-    distances = torch.cdist(asked.flatten(2), held.flatten(1, 2).flatten(2))
+    """The baseline's score: the negative pixel distance to the nearest written drawing."""
+    held, wanted = drawings[written.unbind(-1)], drawings[targets.unbind(-1)]
+    distances = torch.cdist(wanted.flatten(2), held.flatten(1, 2).flatten(2))
     return -distances.unflatten(2, held.shape[1:3]).amin(dim=3).mT
 
 
@@ -69,8 +72,8 @@ def deal(
     tasks: int,
     noise: torch.Generator,
 ) -> tuple[Int[Tensor, "tasks ways shots 2"], Int[Tensor, "tasks ways 2"]]:
-    """Tasks: some characters at random of a group at random, of each some drawings to write and
-    another to ask for."""
+    """Sample tasks. Each takes random characters of a random group, and of each character some
+    drawings to write and one more to classify."""
     device, (ways, shots) = noise.device, kind
     sizes = groups.to(device).bincount()
     large = (sizes >= ways).nonzero()[:, 0]
@@ -91,16 +94,16 @@ def measure(
     kinds: tuple[tuple[int, int], ...],
     groups: dict[str, Int[Tensor, " characters"]],
 ) -> list[dict[str, Any]]:
-    """Shares of drawings that were given to their own character's memory, by kind of task and by
-    what its characters are chosen from."""
+    """The share of drawings assigned to their own character, for each kind of task and each origin
+    of its characters."""
     held, rows = Written(model, drawings), []
     for name, group in groups.items():
         for ways, shots in kinds:
             noise = lab.noise("classify", name, ways, shots)
             written, targets = deal(group, drawings.shape[1], (ways, shots), tasks, noise)
             shares: dict[str, list[Tensor]] = {"kpp-bits": [], "nearest": []}
-            some = max(1, AT_ONCE_SCORED // ways**2)  # tasks
-            for pair in zip(written.split(some), targets.split(some), strict=True):
+            chunk = max(1, AT_ONCE_SCORED // ways**2)  # tasks
+            for pair in zip(written.split(chunk), targets.split(chunk), strict=True):
                 scores = {"kpp-bits": held.score(*pair), "nearest": nearest(drawings, *pair)}
                 own = torch.arange(ways, device=drawings.device)
                 for by, score in scores.items():
@@ -115,7 +118,7 @@ def measure(
 def run(lab: Lab) -> Finding:
     model = lab.trained("kpp-bits")
     if not isinstance(model, KppBits):
-        raise UserError("classify needs a model that reads for what is new")
+        raise UserError("classify needs a model that reads kin for unwritten images")
     drawings, labels = characters(lab, lab.pick(24, None))
     kinds = tuple(kind for kind in TASKS if kind[0] <= len(drawings))
     groups = {ALL: torch.zeros_like(labels)}
@@ -142,7 +145,7 @@ def table(figures: Figures) -> list[str]:
 
 
 def verdict(figures: Figures) -> str:
-    """Whether likelihood alone tells characters apart."""
+    """Whether likelihood alone distinguishes characters."""
     rows = {(row["ways"], row["shots"]): row for row in figures["rows"] if row["from"] == ALL}
     said = []
     for kind, wanted in WANTED.items():

@@ -1,4 +1,4 @@
-"""What experiments on finding share: damaged cues, and how well an answer is judged."""
+"""Shared by experiments on finding: damaged cues, and the calibration of answers."""
 
 import math
 from collections.abc import Sequence
@@ -13,14 +13,14 @@ from kanerva.lab.harness import Figures, Pixels
 from kanerva.memory.search import Hits
 from kanerva.store.store import Store
 
-Shares = np.ndarray  # of as many answers, on [0, 1]
+Shares = np.ndarray  # probabilities of answers, on [0, 1]
 BINS = 15
 
 
 def box(
     size: Sequence[int], rows: Sequence[float | int], columns: Sequence[float | int] = (0, 1)
 ) -> Float[Tensor, "H W"]:
-    """1 inside some share of the rows and columns, else 0."""
+    """A mask: 1 inside the given fractions of the rows and columns, else 0."""
     seen = torch.zeros(*size)
     (top, bottom), (left, right) = (
         [round(share * side) for share in shares]
@@ -40,13 +40,13 @@ def gaussian(images: Pixels, std: float, noise: torch.Generator) -> Pixels:
 
 
 def folded(images: Pixels, std: float, noise: torch.Generator) -> Pixels:
-    """Universal Hopfield Networks' Gaussian noise (`gaussian_perturb_image` of their
-    functions.py): its size, clipped at 1."""
+    """Gaussian noise as in Universal Hopfield Networks (`gaussian_perturb_image` in their
+    functions.py): the absolute value, clipped at 1."""
     return gaussian(images, std, noise).abs().clamp(0, 1)
 
 
 def moved(images: Pixels, down: int, right: int) -> Pixels:
-    """What enters is black, what leaves is lost."""
+    """Shift images; pixels from outside are black."""
     height, width = images.shape[-2:]
     rolled = images.roll((down, right), (-2, -1))
     rows, columns = torch.arange(height) - down, torch.arange(width) - right
@@ -54,11 +54,11 @@ def moved(images: Pixels, down: int, right: int) -> Pixels:
     return rolled * inside
 
 
-def find_all(store: Store, cues: Pixels, **given: Any) -> list[Hits]:
-    """`store.find` of several cues."""
-    found = store.find(cues, **given)
-    assert isinstance(found, list)
-    return found
+def find_all(store: Store, cues: Pixels, **options: Any) -> list[Hits]:
+    """`store.find` for several cues."""
+    results = store.find(cues, **options)
+    assert isinstance(results, list)
+    return results
 
 
 def nearest_visible(
@@ -69,34 +69,38 @@ def nearest_visible(
     return products.argmax(dim=1).tolist()
 
 
-def reliability(said: Shares, right: Bool[np.ndarray, " n"]) -> list[Figures]:
-    """For each bin of what was said: how many, what on average, and how many were right."""
-    at = np.minimum((said * BINS).astype(int), BINS - 1)
+def reliability(probabilities: Shares, right: Bool[np.ndarray, " n"]) -> list[Figures]:
+    """Bin answers by their probability: count, mean probability and share of right answers."""
+    at = np.minimum((probabilities * BINS).astype(int), BINS - 1)
     rows = []
     for n in range(BINS):
         if (mine := at == n).any():
-            said_mean, share = float(said[mine].mean()), float(right[mine].mean())
-            rows.append({"count": int(mine.sum()), "said": said_mean, "right": share})
+            mean, share = float(probabilities[mine].mean()), float(right[mine].mean())
+            rows.append({"count": int(mine.sum()), "said": mean, "right": share})
     return rows
 
 
 def calibration_error(bins: list[Figures]) -> float:
-    """ECE: |said - right|, averaged over answers."""
+    """The expected calibration error (ECE): |mean probability - share right|, averaged over
+    answers."""
     total = sum(row["count"] for row in bins)
     return sum(row["count"] * abs(row["said"] - row["right"]) for row in bins) / total
 
 
-def error_by_chance(said: Shares) -> float:
-    """The ECE of so many answers that are exactly as sure as they say: what it cannot go below."""
+def error_by_chance(probabilities: Shares) -> float:
+    """The ECE that chance alone gives as many perfectly calibrated answers."""
     chance = np.random.default_rng(0)
     errors = [
-        calibration_error(reliability(said, chance.random(len(said)) < said)) for _ in range(100)
+        calibration_error(
+            reliability(probabilities, chance.random(len(probabilities)) < probabilities)
+        )
+        for _ in range(100)
     ]
     return float(np.mean(errors))
 
 
 def auroc(low: Shares, high: Shares) -> float:
-    """How often one of `high` is above one of `low`."""
+    """How often a value of `high` is above one of `low`."""
     above = (high[:, None] > low[None]).mean() + 0.5 * (high[:, None] == low[None]).mean()
     return float(above)
 

@@ -1,7 +1,8 @@
-"""As many digits as a store is to hold: training images under affine and elastic maps of their own.
+"""An endless sequence of digits to fill a store: training images under random affine and elastic
+maps.
 
-Image n is training image n mod 60,000 under the n-th map, its pixels sampled: any part of the
-sequence can be made alone.
+Image n is training image n mod 60,000 under the n-th map, with sampled pixels. Any part of the
+sequence can be made without the rest.
 """
 
 import torch
@@ -15,11 +16,11 @@ from kanerva.seeding import stream
 from kanerva.shapes import Pixels
 
 CHUNK = 2000  # images that share a stream of random numbers
-_COARSE, _BEND = 5, 0.06  # an elastic map's knots along a side, and how far one moves, std
+_COARSE, _BEND = 5, 0.06  # knots of an elastic map along a side, and the std of their shifts
 
 
 def deformed_chunk(originals: Pixels, chunk: int) -> Float[Tensor, "n C H W"]:
-    """Images CHUNK * chunk and after, binary, as floats."""
+    """The CHUNK images from number CHUNK * chunk on: binary, as floats."""
     noise = stream("deformed", chunk)
     rows = torch.arange(CHUNK * chunk, CHUNK * (chunk + 1)) % len(originals)
     images = originals[rows].float()

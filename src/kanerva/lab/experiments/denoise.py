@@ -1,4 +1,4 @@
-"""Fig. 6, right: noisy images cleaned by reading a memory that was written clean, ten times."""
+"""Fig. 6, right: denoise images by ten steps of reading a memory of the clean images."""
 
 import torch
 from jaxtyping import Float
@@ -17,7 +17,7 @@ from kanerva.lab.experiments.baselines import (
 from kanerva.lab.experiments.measures import clearly_lower, estimate, pm
 from kanerva.lab.harness import About, Figures, Finding, Lab, Pixels
 
-CUES = (*NOISES, "clean")  # the last: what a read costs by itself
+CUES = (*NOISES, "clean")  # clean: the error of reading itself
 MEMORIES = ("kpp", "kpp-paper", "dkm")
 RIVALS = ("vae", "median 3x3")
 STEPS, DRAWN = 10, 6
@@ -39,7 +39,7 @@ def run(lab: Lab) -> Finding:
         "found": {cue: {} for cue in CUES},
         "lower": {},
     }
-    pictures: dict[str, dict[str, Pixels]] = {}  # by noise and by what is drawn
+    pictures: dict[str, dict[str, Pixels]] = {}  # by noise and by row of the picture
     for noise in CUES:
         cue = make_cue(noise, images, lab.noise("denoise", noise))
         made: dict[str, Float[Tensor, "_ n C H W"]] = {
@@ -63,7 +63,7 @@ def run(lab: Lab) -> Finding:
         figures["error"][noise] = {
             name: [estimate(step) for step in error] for name, error in errors.items()
         }
-        if noise in NOISES:  # by how much kpp is lower, image for image
+        if noise in NOISES:  # by how much kpp's error is lower, image by image
             figures["lower"][noise] = {
                 name: estimate(errors[name][-1] - errors["kpp"][-1])
                 for name in ("cue", *RIVALS, "kpp-paper", "dkm")
@@ -75,7 +75,7 @@ def run(lab: Lab) -> Finding:
 
 
 def table(figures: Figures) -> list[str]:
-    """Errors in thousandths, a row for each system."""
+    """A table of errors in thousandths, a row for each system."""
     last, lengths = f"step {figures['steps']}", figures["length"].items()
     rows = [["", *CUES]]
     for name in ("cue", *MEMORIES, *RIVALS):
@@ -106,7 +106,7 @@ def table(figures: Figures) -> list[str]:
 
 
 def verdict(figures: Figures) -> str:
-    """Whether the error falls for every noise, and who is beaten; if not, why not."""
+    """Whether the error falls for every kind of noise and baselines are beaten; if not, why."""
     less = figures["lower"]
     cleaned = [noise for noise in NOISES if clearly_lower(less[noise]["cue"])]
     best = [noise for noise in NOISES if all(clearly_lower(less[noise][name]) for name in RIVALS)]
@@ -136,7 +136,8 @@ def list_noises(names: list[str]) -> str:
 
 
 def draw(figures: Figures, pictures: dict[str, dict[str, Pixels]]) -> Figure:
-    """For each noise: a few images and what becomes of them; below, the error of every step."""
+    """For each kind of noise, draw a few images and their recall; below, plot the error of every
+    step."""
     steps = range(1, figures["steps"] + 1)
     figure = plots.canvas(
         14.0,

@@ -7,11 +7,11 @@ from kanerva.lab.paper_figures import EPISODE_LENGTH_STD
 from kanerva.presets import preset
 
 LENGTHS = (5, 16, 32, 64)
-CELLS = 36  # of kpp's preset; an episode that needs more gets 64, in a map of the same size
+CELLS = 36  # of kpp's preset; longer episodes get 64 cells in a map of the same size
 
 
 def setting(model: str, length: int, lab: Lab) -> Setting:
-    """A run at T: as many images a step as at any other."""
+    """The setting of a run at T, with the same number of images per step at every T."""
     parts: dict = sweep.in_episodes_of(length, lab)
     label = f"{model} T={length}"
     if model != "kpp":
@@ -23,13 +23,13 @@ def setting(model: str, length: int, lab: Lab) -> Setting:
 
 
 def verdict(figures: Figures) -> str:
-    """Does T matter? By the deviation and the trend of the means."""
+    """Whether T matters, by the standard deviation and the trend of the means."""
     words = [
         f"{model}'s bound goes from {found['first']:.1f} at the shortest T to {found['last']:.1f} "
         f"at the longest (std over T {found['std']:.2f})"
         for model, found in figures["over_T"].items()
     ]
-    if likely := figures.get("likely_over_T"):  # older records have none
+    if likely := figures.get("likely_over_T"):  # missing in older records
         words.append(
             f"its kl_over_T, no bound, goes from {likely['first']:.1f} to {likely['last']:.1f} "
             f"(std {likely['std']:.2f})"
@@ -66,7 +66,7 @@ def run(lab: Lab) -> Finding:
 
 
 def read_all(lab: Lab, lengths: list[int]) -> dict[str, list[dict]] | None:
-    """kpp-paper from records, where every T is there."""
+    """Read kpp-paper's entries from records; None unless every T is there."""
     wanted = [setting("kpp-paper", length, lab) for length in lengths]
     entries = None if lab.quick else sweep.read_entries(wanted, lab.preset, least=1)
     return None if entries is None else {"kpp-paper": entries}

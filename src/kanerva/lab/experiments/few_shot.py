@@ -1,10 +1,10 @@
-"""Beyond the paper: what drawings of a character tell of another drawing of it.
+"""Beyond the paper: does a memory of drawings of a character help with another drawing of it?
 
-Some drawings of one character are written, and one that was not is scored under that memory, and
-under memories of as many drawings of another character. All models see the same training episodes,
-many of them of one character each; no character of theirs is asked for here. `kpp-bits-empty` has
-the networks of `kpp-bits` and nothing is ever written into it: what it costs there is what a memory
-has to beat. Beside it a `kpp-bits` that never saw a label: its kin were copies of one image.
+Some drawings of a character are written. Another drawing of it is scored with that memory, and with
+a memory of as many drawings of another character. All models see the same training episodes, many
+of them of a single character; the test characters are not among these. `kpp-bits-empty` has the
+networks of `kpp-bits`, but nothing is ever written: its bound is what a memory has to beat. One
+`kpp-bits` was trained without labels: its kin are copies of one image.
 """
 
 from collections.abc import Iterator
@@ -32,19 +32,19 @@ from kanerva.shapes import Labels
 
 Drawings = Float[Tensor, "N drawings C H W"]  # by character
 PerCharacter = Float64[Tensor, " N"]
-Scores = dict[Any, PerCharacter]  # "empty", or by drawings written and whose
+Scores = dict[Any, PerCharacter]  # key: "empty", or number of drawings written and whose
 
-WRITTEN = (1, 2, 5, 10, 19)  # drawings of a character, as far as it has one more
+WRITTEN = (1, 2, 5, 10, 19)  # drawings of a character to write, if it has one more to score
 MOST = 20  # drawings of a character that are used
-COMPANY = 8  # images that are scored together: most q are used to neighbours of all kinds
+COMPANY = 8  # images scored together: most posteriors were trained with mixed neighbours
 AT_ONCE = 64  # characters scored together
-SEEDS = 3  # of our models, in the full protocol; one of the others
+SEEDS = 3  # of our models in the full protocol; other models have one
 OURS, EMPTY, COPIES = "kpp-bits", "kpp-bits-empty", "kpp-bits, no labels"
 MODELS = (OURS, EMPTY, COPIES, "dkm", "no-memory", "vae")
-INDEPENDENT = "independent pixels"  # the bound of z, beside that of the code of pixels
-BY_SEED = ("own", "over_empty")  # what a record has of each seed
+INDEPENDENT = "independent pixels"  # the bound of z, in addition to that of the pixel code
+BY_SEED = ("own", "over_empty")  # scores that a record keeps for each seed
 LINES = {(False, False): "-", (True, False): ":", (False, True): "--", (True, True): "-."}
-OFF = 1000  # nats: far beyond anything a model says of what it knows
+OFF = 1000  # nats: scores beyond this mean that a model fails on what it sees
 TITLES = {  # of the scores in a table
     "own": "bound of a drawing that is not written, under drawings of its character",
     "gain": "the same under as many drawings of another character, less that",
@@ -54,34 +54,34 @@ TITLES = {  # of the scores in a table
 
 
 def characters(lab: Lab, count: int | None) -> tuple[Drawings, Labels]:
-    """Test characters that have as many drawings as any, 20 at most, and their labels; one draw of
-    their pixels."""
+    """The test characters with the largest number of drawings (at most 20 are used), and their
+    labels. Pixels are sampled once."""
     config = preset(lab.preset)
-    found = load_split(config, "test", lab.data_root)
-    if found.labels is None:
-        raise UserError(f"{lab.preset} says of no image what it shows: few-shot needs labels")
-    labels, counts = found.labels.unique(return_counts=True)
+    image_set = load_split(config, "test", lab.data_root)
+    if image_set.labels is None:
+        raise UserError(f"few-shot needs labels, and {lab.preset} has none")
+    labels, counts = image_set.labels.unique(return_counts=True)
     each = min(MOST, int(counts.max()))
     kept = labels[counts >= each]
     kept = kept[torch.randperm(len(kept), generator=stream("few-shot", lab.preset))][:count]
     if each < 2 or len(kept) < 2:
         raise UserError(f"{lab.preset} has {len(kept)} labels with {each} images: too few")
-    chosen = torch.stack([(found.labels == label).nonzero()[:each, 0] for label in kept])
+    chosen = torch.stack([(image_set.labels == label).nonzero()[:each, 0] for label in kept])
     how = config.data.binarization
-    pixels = data.binarize(found.images[chosen.flatten()], how, stream("few-shot", "pixels"))
+    pixels = data.binarize(image_set.images[chosen.flatten()], how, stream("few-shot", "pixels"))
     drawings = data.to_float(pixels, how != "none").to(lab.device)
     return drawings.unflatten(0, chosen.shape), kept
 
 
 def shuffle(drawings: Drawings, generator: torch.Generator) -> Drawings:
-    """Each character's drawings in an order of their own."""
+    """Shuffle each character's drawings separately."""
     order = torch.rand(drawings.shape[:2], generator=generator, device=drawings.device)
     rows = torch.arange(len(drawings), device=drawings.device)[:, None]
     return drawings[rows, order.argsort(dim=1)]
 
 
 def options(lab: Lab, model: str) -> dict[str, Any]:
-    """What differs from a model's preset: others are trained on the episodes of `kpp-bits`."""
+    """Changes to a model's preset: all models are trained on the episodes of `kpp-bits`."""
     if model == COPIES:
         return {"data": {"augment": "copies"}}
     if model in (OURS, EMPTY):
@@ -97,7 +97,7 @@ def options(lab: Lab, model: str) -> dict[str, Any]:
 def mix_episodes(
     targets: Float[Tensor, "N C H W"], company: int = COMPANY
 ) -> Float[Tensor, "N T C H W"]:
-    """Each target in the middle of an episode of other characters' targets."""
+    """Put each target in the middle of an episode of other characters' targets."""
     around = torch.arange(company) - company // 2
     return targets[(torch.arange(len(targets))[:, None] + around) % len(targets)]
 
@@ -105,8 +105,8 @@ def mix_episodes(
 def memories(
     model: MemoryModel, written: Drawings, counts: list[int], noise: Noise
 ) -> Iterator[tuple[int, Memory | None]]:
-    """For each row of drawings an empty memory, and those of the first so many. Where blocks can be
-    freed, all are written once, and the last ones freed: the same memory, and less to do."""
+    """For each row of drawings, an empty memory, and memories of the first `count` drawings. If
+    blocks can be freed, all are written once and the last ones freed: the same memory, faster."""
     rows, most = len(written), max(counts, default=0)
     yield 0, model.empty(rows) if model.remembers else None
     if not model.has_blocks or not counts:
@@ -129,10 +129,10 @@ def score(
     counts: list[int],
     name: int,
 ) -> dict[tuple[str, int], Float64[Tensor, "N 2"]]:
-    """By decoder and number of drawings written, bounds under a memory of each row: of its own
-    target, and of that of the row before."""
+    """Bounds, by decoder and number of drawings written. With each row's memory, score the row's
+    own target and that of the row before."""
     coded = isinstance(model, KppBits | KppBitsEmpty)
-    company = 2 if coded else COMPANY  # there q looks at one image at a time
+    company = 2 if coded else COMPANY  # with a code, q sees one image at a time
     episodes, middle, found = mix_episodes(targets, company), company // 2, {}
     for start in range(0, len(targets), AT_ONCE):
         part = slice(start, start + AT_ONCE)
@@ -153,9 +153,10 @@ def score(
 def measure(
     lab: Lab, model: MemoryModel, drawings: Drawings, counts: list[int], rounds: int
 ) -> dict[str, Scores]:
-    """Bounds on drawings that are not written, averaged over those of a character: under an empty
-    memory, and for each number that is written under drawings of its own character and of another;
-    by decoder, "" being the model's own.
+    """Bounds on unwritten drawings, averaged over those of a character.
+
+    They are scored with an empty memory and, for each number of written drawings, with a memory of
+    their own character and of another. The result is by decoder; "" is the model's own.
     """
     scores: dict[str, dict[Any, list[PerCharacter]]] = {}
     for number in range(rounds):
@@ -175,9 +176,12 @@ def measure(
 
 
 def summarise(seeds: list[Scores], empty: list[PerCharacter], counts: list[int]) -> dict[str, Any]:
-    """`gain` is what the own character's memory saves against another's, `over_empty` against
-    `empty`, `other_over` what another's costs beyond that: differences drawing by drawing, averaged
-    over seeds; their errors are over characters."""
+    """Summarise scores by differences of bounds.
+
+    `gain`: another character's memory minus the own character's. `over_empty`: an empty memory
+    minus the own character's. `other_over`: another character's memory minus an empty one. All are
+    differences per drawing, averaged over seeds; errors are over characters.
+    """
     start = torch.stack([each["empty"] for each in seeds]).mean(dim=0)
     result: dict[str, Any] = {"empty": estimate(start, "error"), "written": []}
     for count in counts:
@@ -197,13 +201,13 @@ def summarise(seeds: list[Scores], empty: list[PerCharacter], counts: list[int])
 
 @torch.no_grad()
 def block_bits(model: MemoryModel, drawings: Drawings) -> float:
-    """Of a drawing that is written whole, on average."""
+    """Average bits of a drawing that is written whole."""
     memory = model.write(drawings[:AT_ONCE, :1])
     return float(torch.cat([memory[b].bits for b in range(len(memory.map))]).mean())
 
 
 def verdict(figures: Figures) -> str:
-    """Which models profit from other drawings of a character."""
+    """Which models benefit from other drawings of a character."""
     last = {name: found["written"][-1] for name, found in figures["models"].items()}
     helped, not_helped = [], []
     for name, row in last.items():
@@ -242,8 +246,8 @@ def run(lab: Lab) -> Finding:
             lab.say(f"scoring {name}, seed {lab.seed + seed}")
             if name == OURS and not seed:
                 figures["bits_per_drawing"] = block_bits(model, drawings)
-            asked = [] if name == EMPTY else counts
-            for decoder, scores in measure(lab, model, drawings, asked, rounds).items():
+            written = [] if name == EMPTY else counts
+            for decoder, scores in measure(lab, model, drawings, written, rounds).items():
                 label = f"{name}, {decoder}" if decoder else name
                 found.setdefault(label, []).append(scores)
     figures["models"], figures["empty"] = {}, {}
@@ -286,14 +290,14 @@ def table(figures: Figures) -> list[str]:
 
 
 def nats(value: Estimate) -> str:
-    """With its error; shorter where a model does not know what it sees."""
+    """Format a value with its error; shorter if it is huge."""
     mean, error = value["mean"], value["error"]
-    known = max(abs(mean), 10 * error) < OFF
-    return f"{mean:.2f}±{error:.2f}" if known else f"{mean:.0e}±{error:.0e}"
+    moderate = max(abs(mean), 10 * error) < OFF
+    return f"{mean:.2f}±{error:.2f}" if moderate else f"{mean:.0e}±{error:.0e}"
 
 
 def draw(lab: Lab, figures: Figures) -> Figure:
-    """What is gained, twice, and what it costs, against the number of drawings written."""
+    """Plot both gains, and the bound, against the number of drawings written."""
     counts = figures["written"]
     figure = plots.canvas(
         15.2,
@@ -315,7 +319,7 @@ def draw(lab: Lab, figures: Figures) -> Figure:
                 plots.draw_line(axes, range(len(counts)), values, **look)
         across = "drawings of its character that are written"
         plots.finish_axes(axes, across, counts, title, range(len(counts)))
-        if max(abs(end) for end in axes.get_ylim()) > OFF:  # a model far off hides the others
+        if max(abs(end) for end in axes.get_ylim()) > OFF:  # huge values hide the others
             axes.set_yscale("log" if key == "own" else "symlog")
     figure.axes[-1].legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
     return figure

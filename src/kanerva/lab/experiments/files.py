@@ -1,8 +1,8 @@
-"""Beyond the paper: memories as files of as many bits as they claim.
+"""Beyond the paper: do files of memories have as many bits as they claim?
 
-Images are written, whole and shrunk; each memory is saved, and read back with one thread and with
-two, on the CPU and on a GPU where there is one. What is read must be what was written, to the last
-symbol. Coding, with the prior, is timed apart from the networks of pixels.
+Images are written whole, and shrunk. Each memory is saved, and loaded with one and with two
+threads, on the CPU and on a GPU if there is one. Every symbol must be as it was written. Coding,
+including the prior, is timed separately from the networks of the pixel code.
 """
 
 import math
@@ -30,9 +30,9 @@ from kanerva.memory.pixel_code import PixelCode
 from kanerva.models.kpp_bits import KppBits
 
 COUNTS = (32, 1000, 10_000)
-CAPS = (None, 56, 24)  # bits of an image: everything, a gist and some pixels, part of a gist
+CAPS = (None, 56, 24)  # bits per image: everything, a gist and some pixels, part of a gist
 AT_ONCE = 256
-CLOSE = 0.01  # of a claim, that a file may be larger
+CLOSE = 0.01  # fraction by which a file may exceed its claim
 
 
 @contextmanager
@@ -53,7 +53,7 @@ def write_all(model: KppBits, images: Float[Tensor, "N C H W"]) -> Memory:
 
 
 def count_differences(one: Memory, other: Memory) -> int:
-    """Blocks that are not the same, symbol for symbol."""
+    """Count blocks that differ in any symbol."""
     pairs = [memory._in_order() for memory in (one, other)]
     if one.handles != other.handles:
         return max(len(one.handles), len(other.handles))
@@ -68,7 +68,7 @@ def count_differences(one: Memory, other: Memory) -> int:
 
 
 def measure(model: KppBits, memory: Memory, folder: Path, others: list[str]) -> dict[str, Any]:
-    """A memory's file: how large, how fast, and whether it gives back what went in."""
+    """Measure a memory's file: its size, its speed, and whether all blocks come back."""
     path, count = folder / "memory", len(memory.handles)
     with threads(2):
         start = time.perf_counter()
@@ -81,9 +81,9 @@ def measure(model: KppBits, memory: Memory, folder: Path, others: list[str]) -> 
         here = model if device == model.device.type else model.to(device)
         with threads(number):
             start = time.perf_counter()
-            again = Memory.load(path, here.empty())
+            loaded = Memory.load(path, here.empty())
             seconds[name] = time.perf_counter() - start
-        differences[name] = count_differences(memory.to("cpu"), again.to("cpu"))
+        differences[name] = count_differences(memory.to("cpu"), loaded.to("cpu"))
         model.to(memory.map.device)
     claim, content = float(memory.bits.sum()) / 8, path.read_bytes()
     stream = len(Container.unpack(content, path.name).stream)
@@ -101,7 +101,7 @@ def measure(model: KppBits, memory: Memory, folder: Path, others: list[str]) -> 
 
 
 class KnownTables(PixelCode):
-    """A code of pixels whose tables were computed before: what is left to time is coding."""
+    """A pixel code with precomputed tables, so that only coding is timed."""
 
     def __init__(self, code: PixelCode, counts: Int[Tensor, "N n"]) -> None:
         torch.nn.Module.__init__(self)
@@ -126,8 +126,8 @@ class KnownTables(PixelCode):
 
 
 def time_coding(memory: Memory) -> dict[str, float]:
-    """Seconds from symbols to bytes and back, prior included, networks of pixels not: theirs are
-    given beside it. Of a memory that holds whole images."""
+    """Seconds from symbols to bytes and back, with the prior but without the networks of the pixel
+    code, which are timed separately. For a memory of whole images."""
     codec = memory.codec
     assert isinstance(codec, BlockCodec)
     gists, detail = memory.to("cpu")._in_order()
@@ -136,22 +136,22 @@ def time_coding(memory: Memory) -> dict[str, float]:
         start = time.perf_counter()
         counts = codec.pixels.table(codec._traces(gists), codec._as_images(detail.pixels))
         networks = time.perf_counter() - start
-        known = [KnownTables(codec.pixels, counts) for _ in range(2)]
-        encoder, decoder = (BlockCodec(codec.prior, code, codec.name) for code in known)
+        codes = [KnownTables(codec.pixels, counts) for _ in range(2)]
+        encoder, decoder = (BlockCodec(codec.prior, code, codec.name) for code in codes)
         start = time.perf_counter()
         stream = encoder.encode(gists, detail)
         encoded = time.perf_counter() - start
         start = time.perf_counter()
-        again, stored = decoder.decode(stream, len(gists))
+        symbols, stored = decoder.decode(stream, len(gists))
         decoded = time.perf_counter() - start
-    assert torch.equal(again, gists) and torch.equal(stored.pixels, detail.pixels)
+    assert torch.equal(symbols, gists) and torch.equal(stored.pixels, detail.pixels)
     return {"encode": encoded, "decode": decoded, "networks": networks}
 
 
 def run(lab: Lab) -> Finding:
     model, config = lab.trained("kpp-bits"), lab.config("kpp-bits")
     if not isinstance(model, KppBits):
-        raise UserError("files needs a model that holds by bits")
+        raise UserError("files needs a model with blocks of bits, such as kpp-bits")
     episodes = fixed_episodes(config, load_split(config, "test", lab.data_root), lab.device)
     counts = lab.pick(COUNTS[:1], COUNTS)
     needed = -(-max(counts) // config.episode_length)
@@ -173,7 +173,7 @@ def run(lab: Lab) -> Finding:
 
 
 def table(figures: Figures) -> list[str]:
-    """A row for each file."""
+    """A table with a row for each file."""
     rows = [["images", "bits each", "claim", "header", "handles", "bytes", "over", "save/s",
              "load/s", "differ"]]  # fmt: skip
     for row in figures["rows"]:
@@ -196,7 +196,7 @@ def table(figures: Figures) -> list[str]:
 
 
 def describe_coding(coding: dict[str, Any]) -> str:
-    """Images a second."""
+    """Coding speed in images per second."""
     rates = {name: coding["images"] / coding[name] for name in ("encode", "decode", "networks")}
     return (
         f"symbols to bytes {rates['encode']:,.0f} images/s, back {rates['decode']:,.0f}, prior "
@@ -205,7 +205,7 @@ def describe_coding(coding: dict[str, Any]) -> str:
 
 
 def verdict(figures: Figures) -> str:
-    """Whether files are as large as they claim, and give back what went in."""
+    """Whether files are as large as they claim, and all blocks come back."""
     rows = figures["rows"]
     wrong = sum(sum(row["differences"].values()) for row in rows)
     over = [

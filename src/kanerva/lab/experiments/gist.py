@@ -1,12 +1,13 @@
 """Beyond the paper: what the bits of a gist are good for.
 
-Memories of as many bits for each image, by two codes with one pixel decoder: gist first and then
-pixels, and pixels alone, from the first on (the prefix-only code). Each says what an image that it
-holds costs, draws it (pixels that are stored as they are; the others from the gist, or as the mean
-of what the decoder would go on with), and the gist finds it again from half of its pixels.
+Two codes with the same pixel decoder and the same bits per image are compared. One stores a gist
+first and then pixels; the other stores only pixels, from the first on (the prefix-only code). Each
+is measured by the bound on stored images and by its pictures. Stored pixels of a picture are exact;
+the others come from the gist, or are the mean of several completions by the decoder. The gist is
+also used to find an image from half of its pixels.
 
-Pictures are compared with the pixels that were written, and with the grey image these were drawn
-from. Of the first, part is noise: who knew the grey image itself would still be off by it.
+Pictures are compared with the pixels that were written, and with the grey image that these were
+sampled from. The first error includes the sampling noise: even the grey image itself has it.
 """
 
 import math
@@ -26,9 +27,9 @@ from kanerva.memory.fixed_point import TOTAL
 from kanerva.models.kpp_bits import KppBits
 from kanerva.pictures import sheet
 
-CAPS = (16, 32, 53, 97)  # bits of an image; a block ends with the pixel that passes its cap
-FOUND = 53  # the cap at which images are looked for
-COMPLETIONS = 16  # of what is not stored, by the decoder alone
+CAPS = (16, 32, 53, 97)  # bits per image; a block ends with the pixel that passes its cap
+FOUND = 53  # the cap at which images are searched for
+COMPLETIONS = 16  # samples of the pixels that are not stored, by the decoder alone
 SHOWN = 12
 AT_ONCE = 512  # completions made together
 ENOUGH = 0.98  # share of images that a gist should find
@@ -37,7 +38,7 @@ Images = Float[Tensor, "N 1 H W"]
 
 
 def halves(height: int, width: int, noise: torch.Generator) -> dict[str, Bool[Tensor, "H W"]]:
-    """What is seen of an image, by name."""
+    """Masks of visible pixels, by name."""
     rows = torch.arange(height)[:, None].expand(-1, width)
     across = torch.arange(width).expand(height, -1)
     chance = torch.rand(height, width, generator=noise, device=noise.device).cpu()
@@ -51,47 +52,47 @@ def halves(height: int, width: int, noise: torch.Generator) -> dict[str, Bool[Te
 
 
 def cap_prefix(model: KppBits, images: Images, cap: int) -> Detail:
-    """Pixels alone, from the first on, within a cap: what the same decoder stores without gists."""
+    """The prefix-only code: pixels alone, from the first on, up to a cap of bits, without gists."""
     count, pixels = len(images), images[:, 0]
     nothing = torch.zeros(count, model.writer.size, device=model.device)
     costs = model.pixel_code.cost(model.pixel_code.table(nothing, pixels), pixels.flatten(1))
     caps = torch.full((count,), ALL, device=model.device)
     gists = torch.zeros(count, model.config.code.groups, dtype=torch.long, device=model.device)
-    whole = torch.full_like(caps, gists.shape[1])  # a gist that costs nothing
-    detail = Detail(pixels.flatten(1).to(torch.uint8), costs, gists, whole, caps)
+    free_gist = torch.full_like(caps, gists.shape[1])  # a gist that costs nothing
+    detail = Detail(pixels.flatten(1).to(torch.uint8), costs, gists, free_gist, caps)
     return detail.within(torch.full_like(caps, cap))
 
 
 def complete(
     model: KppBits, detail: Detail, noise: torch.Generator
 ) -> tuple[Float[Tensor, "N n"], Float[Tensor, "N n"]]:
-    """Stored pixels, and what the decoder goes on with when it has no gist: the mean of several
-    completions, and the first of them."""
+    """Stored pixels, completed by the decoder without a gist: the mean of several completions, and
+    the first of them."""
     count = len(detail.caps)
     total = torch.zeros(count, detail.pixels.shape[1], device=model.device)
     first = total.clone()
     each = torch.arange(count, device=model.device).repeat_interleave(COMPLETIONS)
     for part in each.split(AT_ONCE):
-        known, stored = detail.pixels[part].float(), detail.stored[part]
+        exact, stored = detail.pixels[part].float(), detail.stored[part]
 
         def choose(
             i: int,
             counts: Int[Tensor, " N"],
-            known: Tensor = known,
+            exact: Tensor = exact,
             stored: Tensor = stored,
         ) -> Tensor:
             chance = torch.rand(counts.shape, generator=noise, device=counts.device)
-            return torch.where(i < stored, known[:, i], (chance < counts / TOTAL).float())
+            return torch.where(i < stored, exact[:, i], (chance < counts / TOTAL).float())
 
         nothing = torch.zeros(len(part), model.writer.size, device=model.device)
-        found = model.pixel_code.follow(nothing, choose).flatten(1)
-        total.index_add_(0, part, found)
-        first[part] = found
+        completed = model.pixel_code.follow(nothing, choose).flatten(1)
+        total.index_add_(0, part, completed)
+        first[part] = completed
     return total / COMPLETIONS, first
 
 
 def sketch(model: KppBits, detail: Detail, blocks: Tensor) -> Float[Tensor, "N n"]:
-    """Stored pixels, and what the gist says of the others."""
+    """Stored pixels, and what the gist predicts for the others."""
     output = model.decoder(model.readout(blocks[None], sample=False).readout)
     means = model.likelihood.mean(output)[0].flatten(1)
     return torch.where(detail.is_stored, detail.pixels.float(), means)
@@ -104,7 +105,7 @@ def rmse(pictures: Float[Tensor, "N n"], images: Images) -> float:
 def run(lab: Lab) -> Finding:
     model, config = lab.trained("kpp-bits"), lab.config("kpp-bits")
     if not isinstance(model, KppBits):
-        raise UserError("gist needs a model that holds by bits")
+        raise UserError("gist needs a model with blocks of bits, such as kpp-bits")
     split = load_split(config, "test", lab.data_root)
     episodes = fixed_episodes(config, split, lab.device)
     count = lab.pick(64, 256)
@@ -117,7 +118,7 @@ def run(lab: Lab) -> Finding:
 
 
 def measure(lab: Lab, model: KppBits, images: Images, grey: Images) -> Finding:
-    """Both codes of all images, in one memory; `grey`: what their pixels were drawn from."""
+    """Measure both codes on all images in one memory. Their pixels were sampled from `grey`."""
     count = len(images)
     large = model.with_capacity(count)
     assert isinstance(large, KppBits)
@@ -174,7 +175,7 @@ def measure(lab: Lab, model: KppBits, images: Images, grey: Images) -> Finding:
 
 
 def table(figures: Figures) -> list[str]:
-    """Both codes at every cap, then what was found."""
+    """A table of both codes at every cap, then the shares found."""
     each = ["bits", "nats", "sum", "rmse", "grey"]
     rows = [["", *each, *each, "rmse of one"]]
     for row in figures["rows"]:
@@ -201,7 +202,7 @@ def table(figures: Figures) -> list[str]:
 
 
 def verdict(figures: Figures) -> str:
-    """Whether gists find, and draw better than as many bits of pixels."""
+    """Whether gists find images, and draw them better than as many bits of pixels."""
     row = next(row for row in figures["rows"] if row["cap"] == figures["found_cap"])
     worst = min(figures["found"].values())
     gist, prefix = row["gist"], row["prefix"]
@@ -212,7 +213,7 @@ def verdict(figures: Figures) -> str:
         f"mean picture of as many bits of pixels, {gist['rmse'] / prefix['rmse_one']:.2f} of one "
         "that the decoder goes on with."
     ]
-    if "noise" in figures:  # not in records of before
+    if "noise" in figures:  # missing in older records
         said.append(
             f"The grey image itself is off by {figures['noise']:.3f}. From that the gist's picture "
             f"is off by {gist['rmse_grey']:.3f}, {gist['rmse_grey'] / prefix['rmse_grey']:.2f} of "

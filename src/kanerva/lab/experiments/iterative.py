@@ -1,4 +1,4 @@
-"""Fig. 6, left: pictures from random keys, read again and again while the memory stays fixed."""
+"""Fig. 6, left: iterative reading of pictures from random keys, with a fixed memory."""
 
 from typing import Any
 
@@ -18,8 +18,8 @@ from kanerva.shapes import Episode
 
 MODELS = {"kpp": "generate", "kpp-paper": None}  # and their variants
 STEPS, DRAWN = 10, 8
-SAME = 0.01  # root mean square over pixels: two pictures that no eye tells apart
-MEASURES = {  # what each is called, and its decimals
+SAME = 0.01  # root mean square over pixels: below it two pictures look the same
+MEASURES = {  # names in the output, and decimals
     "bound": ("bound", 1),
     "nearest": ("distance to the nearest written image", 3),
     "grey": ("greyness", 3),
@@ -27,7 +27,7 @@ MEASURES = {  # what each is called, and its decimals
 
 
 def as_scored(model: MemoryModel, pictures: Episode) -> Episode:
-    """Expected pixels as pixels that the likelihood is a density of: the nearest ones."""
+    """Round expected pixels to values in the likelihood's support."""
     levels = 1 if model.config.likelihood == "bernoulli" else 255
     return (pictures * levels).round() / levels
 
@@ -39,9 +39,9 @@ def measure(
     steps: Float[Tensor, "S B T C H W"],
     lab: Lab,
 ) -> dict[str, Float[Tensor, "S n"]]:
-    """Of every picture of every step: the bound on it given the memory; root mean square
-    distance to the nearest written image; how grey it is."""
-    found: dict[str, list[Tensor]] = {name: [] for name in MEASURES}
+    """For every picture of every step: the bound given the memory, the root mean square distance to
+    the nearest written image, and greyness."""
+    measured: dict[str, list[Tensor]] = {name: [] for name in MEASURES}
     for pictures in steps:
         chance = lab.noise("iterative", "bound")  # the same for every step
         terms = model.elbo(as_scored(model, pictures), memory, generator=chance)
@@ -50,19 +50,19 @@ def measure(
             ("nearest", squared_distances(pictures, written).min(dim=-1).values.sqrt()),
             ("grey", greyness(pictures)),
         ):
-            found[name].append(values.flatten())
-    return {name: torch.stack(values) for name, values in found.items()}
+            measured[name].append(values.flatten())
+    return {name: torch.stack(values) for name, values in measured.items()}
 
 
 def spread(pictures: Episode) -> float:
-    """Root mean square distance between two pictures of one memory: 0 where all are the same."""
+    """Root mean square distance between two pictures of one memory; 0 if all are the same."""
     count = pictures.shape[1]
     total = squared_distances(pictures, pictures).sum()
     return (total / (len(pictures) * count * (count - 1))).sqrt().item()
 
 
 def copies(pictures: Episode, recalled: Episode) -> float:
-    """The share of pictures that are what the memory gives back of some written image."""
+    """The share of pictures that equal the recall of some written image."""
     distances = squared_distances(pictures, recalled).min(dim=-1).values.sqrt()
     return (distances < SAME).float().mean().item()
 
@@ -79,17 +79,17 @@ def run(lab: Lab) -> Finding:
         first = model.generate(memory, length, generator=lab.noise("iterative", "keys"))
         steps = torch.cat([first[None], model.recall(memory, first, steps=STEPS)])
         values = measure(model, memory, written, steps, lab)
-        again = model.recall(memory, written, steps=1)  # how good a picture can get here
-        own = measure(model, memory, written, again, lab)
+        recalled = model.recall(memory, written, steps=1)  # how good a picture can get here
+        own = measure(model, memory, written, recalled, lab)
         gains = {what: values[what][0] - values[what][-1] for what in MEASURES}
         figures["models"][name] = {
             "variant": variant,
             "length": length,
             "images": first.shape[0] * first.shape[1],
             "written": {what: estimate(own[what][0]) for what in MEASURES},
-            "copies": copies(steps[-1], again[0]),
+            "copies": copies(steps[-1], recalled[0]),
             "spread": [spread(pictures) for pictures in steps],
-            # of the last step over the first picture, image for image
+            # from the first picture to the last step, image by image
             "gain": {what: estimate(gain) for what, gain in gains.items()},
         } | {what: [estimate(step) for step in values[what]] for what in MEASURES}
         pictures[name] = steps[:, 0, :DRAWN].transpose(0, 1)
@@ -126,12 +126,12 @@ def table(figures: Figures) -> list[str]:
 
 
 def verdict(figures: Figures) -> str:
-    """For each model: do pictures improve, how much of it at once, and what do they become?"""
+    """For each model: whether pictures improve, how much at first, and what they become."""
     return " ".join(judge(name, found) for name, found in figures["models"].items())
 
 
 def judge(name: str, found: dict[str, Any]) -> str:
-    """Whether one model's pictures improve: by the bound and another measure, staying diverse."""
+    """Whether one model's pictures improve by the bound and another measure, and stay diverse."""
     fallen = [what for what in MEASURES if clearly_lower(found["gain"][what])]
     alike = found["spread"][-1] < 0.1 * found["spread"][0]
     improved = "bound" in fallen and len(fallen) > 1 and not alike
@@ -155,10 +155,10 @@ def judge(name: str, found: dict[str, Any]) -> str:
 
 
 def draw(figures: Figures, pictures: dict[str, Float[Tensor, "R S C H W"]]) -> Figure:
-    """Each model's pictures, step by step; below, what was measured of them."""
+    """Draw each model's pictures at every step; below, plot the measures."""
     counts = [f"{found['images']} of {name}" for name, found in figures["models"].items()]
-    said = f"below: means and standard errors over pictures, {', '.join(counts)}"
-    figure = plots.canvas(14.0, 9.6, said)
+    caption = f"below: means and standard errors over pictures, {', '.join(counts)}"
+    figure = plots.canvas(14.0, 9.6, caption)
     layout: Any = [[name for name in pictures for _ in MEASURES]]  # two above three
     layout.append([what for what in MEASURES for _ in pictures])
     panels = figure.subplot_mosaic(layout, height_ratios=(1.5, 1))

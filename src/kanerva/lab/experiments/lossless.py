@@ -1,8 +1,8 @@
-"""Beyond the paper: images stored exactly, by a table of what pixels follow what pixels.
+"""Beyond the paper: images stored exactly, with a table of pixel contexts.
 
-The simplest lossless code of binary images: a pixel's probability is the share of ones that
-followed the same few pixels near and before it in the training set. A memory of such codes has
-bound ln T, so one that takes more bits for each image is dominated by it.
+The simplest lossless code of binary images: a pixel's probability is the frequency of ones after
+the same context, a few pixels near and before it, in the training set. A memory of such codes has
+the bound ln T, so it dominates any memory with more bits per image.
 """
 
 import math
@@ -23,30 +23,32 @@ from kanerva.presets import preset
 from kanerva.seeding import stream
 
 Binary = Float[Tensor, "N H W"]
-SIZES = (8, 10, 12, 14, 16, 18)  # pixels of a context; one of them is chosen on validation images
-REACH = 4
-PRIOR = 0.4  # ones and zeros that every context is taken to have seen
+SIZES = (8, 10, 12, 14, 16, 18)  # pixels of a context; validation images decide which
+RADIUS = 4
+PRIOR = 0.4  # pseudo-count of zeros and of ones in every context
 
 
 def context_offsets(size: int) -> list[tuple[int, int]]:
-    """The nearest pixels that come before one in the order of reading, (rows, columns) away."""
-    before = [(i, j) for i in range(-REACH, 1) for j in range(-REACH, REACH + 1) if (i, j) < (0, 0)]
+    """Offsets (rows, columns) of the nearest pixels that come before a pixel in raster order."""
+    before = [
+        (i, j) for i in range(-RADIUS, 1) for j in range(-RADIUS, RADIUS + 1) if (i, j) < (0, 0)
+    ]
     return sorted(before, key=lambda o: (o[0] ** 2 + o[1] ** 2, o))[:size]
 
 
 def number_contexts(images: Binary, size: int) -> Int[Tensor, "N H W"]:
-    """What each pixel's context shows, as a number; beyond the edge all is 0."""
+    """Each pixel's context as a number; pixels outside the image are 0."""
     height, width = images.shape[1:]
-    framed = F.pad(images, (REACH, REACH, REACH, 0)).int()
-    found = torch.zeros(images.shape, dtype=torch.int32)
+    framed = F.pad(images, (RADIUS, RADIUS, RADIUS, 0)).int()
+    numbers = torch.zeros(images.shape, dtype=torch.int32)
     for bit, (i, j) in enumerate(context_offsets(size)):
-        rows = slice(REACH + i, REACH + i + height)
-        found += framed[:, rows, REACH + j : REACH + j + width] << bit
-    return found
+        rows = slice(RADIUS + i, RADIUS + i + height)
+        numbers += framed[:, rows, RADIUS + j : RADIUS + j + width] << bit
+    return numbers
 
 
 class ContextTable:
-    """How often a one followed each context."""
+    """How often zeros and ones followed each context."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -59,7 +61,7 @@ class ContextTable:
             self.counts[value] += torch.bincount(at, minlength=2**self.size)
 
     def bits(self, images: Binary) -> float:
-        """For each image, its code's end not counted."""
+        """Bits per image, without the end of the code."""
         share = (self.counts[1] + PRIOR) / (self.counts.sum(dim=0) + 2 * PRIOR)
         chance = share[number_contexts(images, self.size).long()]
         cost = -torch.where(images > 0.5, chance, 1 - chance).log2()
@@ -69,7 +71,7 @@ class ContextTable:
 def run(lab: Lab) -> Finding:
     config = preset(lab.preset)
     if config.data.binarization == "none":
-        raise UserError(f"lossless codes binary pixels, and {lab.preset} has 8-bit ones")
+        raise UserError(f"lossless needs binary pixels, and {lab.preset} has 8-bit ones")
     train = load_split(config, "train", lab.data_root).images[: lab.pick(2000, None)]
     sizes = lab.pick(SIZES[:3], SIZES)
     tables = {size: ContextTable(size) for size in sizes}
@@ -105,7 +107,7 @@ def run(lab: Lab) -> Finding:
 
 
 def find_dominated(name: str, bits: float) -> list[str]:
-    """Records of memories that take more bits for each image, and whose bound is not lower."""
+    """Records of memories that take more bits per image and have no lower bound."""
     folder = RESULTS / name
     found = read_records(folder) if any(folder.glob("*.json")) else []
     return sorted(
@@ -116,7 +118,7 @@ def find_dominated(name: str, bits: float) -> list[str]:
 
 
 def verdict(figures: Figures) -> str:
-    """What a memory must stay below."""
+    """The bits that a memory should stay below, and how many of our records do not."""
     count = len(figures["dominated"])
     return (
         f"A table of {figures['context']} pixels stores an image in "

@@ -1,4 +1,4 @@
-"""Fig. 9 (§4.2): is block allocated memory useful? Models with one against one without."""
+"""Fig. 9 (§4.2): is block allocated memory useful? Models with a memory against one without."""
 
 from dataclasses import replace
 from typing import Any
@@ -9,9 +9,9 @@ from kanerva.lab.experiments.sweep import Setting
 from kanerva.lab.harness import About, Figures, Finding, Lab
 from kanerva.lab.paper_figures import MEMORY_GAIN
 
-LENGTH = 32  # T, of all: kpp's own, and that of our records
+LENGTH = 32  # T of all models: that of kpp and of our records
 SHIFT = ShiftedResNetConfig.shift
-SETTINGS = [  # the full version is drawn from records, where three seeds of each are there
+SETTINGS = [  # the full version uses records, if there are three seeds of each
     sweep.of_paper("no-memory", "no-memory", "-shifted", encoder={"shift": SHIFT}),
     sweep.of_paper("kpp-paper", "kpp-paper"),
     Setting("kpp", "kpp", "store"),
@@ -19,7 +19,7 @@ SETTINGS = [  # the full version is drawn from records, where three seeds of eac
 
 
 def verdict(figures: Figures) -> str:
-    """Who beats the model without a memory, and by how much, in each way of counting."""
+    """Which models beat the one without a memory, and by how much, by each score."""
     gaps, likely = figures["gaps"], figures.get("likely_gaps")
     printed = [found for name, found in gaps.items() if name.startswith("kpp-paper")]
     holds = any(found["clear"] and found["nats"] > 0 for found in printed)
@@ -34,7 +34,7 @@ def verdict(figures: Figures) -> str:
 
 
 def compare_gaps(gaps: dict[str, dict[str, Any]]) -> str:
-    """Each model against the one without a memory, in words."""
+    """Describe each model's gap to the one without a memory."""
     words = []
     for model, found in gaps.items():
         side = "better" if found["nats"] > 0 else "worse"
@@ -63,7 +63,7 @@ def run(lab: Lab) -> Finding:
 
 
 def train_all(lab: Lab) -> list[dict[str, Any]]:
-    """Every setting, equally long and at one T."""
+    """Train every setting for the same number of steps, at one T."""
     equal, parts = sweep.equal_runs(lab, 300), sweep.in_episodes_of(LENGTH, lab)
     return [
         sweep.train_and_score(equal, replace(one, parts=one.parts | parts), sweep.seeds(lab))

@@ -1,9 +1,9 @@
 """Beyond the paper: new drawings of a character of which five are written.
 
-A memory of five drawings of an unseen character generates others. A classifier that never saw the
-five, nor any sample, says which of twenty characters a sample shows; beside it, how it does on real
-drawings, and on samples of an empty memory. A sample is a copy if it lies nearer to one of the five
-than any two drawings of that character lie to each other, after the best shift.
+A memory of five drawings of an unseen character generates others. A classifier that saw neither the
+five nor any sample decides which of twenty characters a sample shows. For comparison, it also
+classifies real drawings, and samples of an empty memory. A sample is a copy if it is nearer to one
+of the five than any two drawings of that character are to each other, after the best shift.
 """
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kanerva.data.augment import random_affine
 from kanerva.errors import UserError
-from kanerva.evaluation.frechet import Eye, trained_eye
+from kanerva.evaluation.frechet import FeatureExtractor, train_feature_extractor
 from kanerva.evaluation.report import columns
 from kanerva.lab.experiments.few_shot import Drawings, characters
 from kanerva.lab.experiments.measures import Estimate, estimate
@@ -21,19 +21,19 @@ from kanerva.models.kpp_bits import KppBits
 from kanerva.pictures import sheet
 
 WRITTEN = 5  # drawings of each character
-SAMPLES = 12  # of each memory
+SAMPLES = 12  # per memory
 WAYS = 20  # characters that the classifier chooses from
 SHIFT = 3  # pixels to each side, when drawings are compared
 COPIES = 12  # affine copies of each drawing that the classifier learns from
-AT_ONCE = 128  # memories
-SHOWN = 6  # characters
-ENOUGH, FEW = 0.6, 0.05  # samples of their character; copies
+AT_ONCE = 128  # memories processed together
+SHOWN = 6  # characters in the picture
+ENOUGH, FEW = 0.6, 0.05  # hoped for: share of samples recognised, at least; of copies, at most
 
 Rows = Float[Tensor, "n _ C H W"]
 
 
-def train_classifier(lab: Lab, drawings: Drawings) -> Eye:
-    """Of all characters, from drawings that are not written and affine copies of them."""
+def train_classifier(lab: Lab, drawings: Drawings) -> FeatureExtractor:
+    """Train on all characters, with drawings that are not written and affine copies of them."""
     count, each = drawings.shape[:2]
     pixels = (255 * drawings.flatten(0, 1)).to(torch.uint8).cpu()
     noise = torch.Generator().manual_seed(lab.seed)
@@ -42,20 +42,24 @@ def train_classifier(lab: Lab, drawings: Drawings) -> Eye:
     order = torch.randperm(len(labels), generator=noise)
     images = (torch.cat(copies)[order].float() / 255).to(lab.device)
     steps = lab.pick(400, 12_000)
-    return trained_eye(images, labels[order], steps=steps, generator=lab.noise("classifier"))
+    return train_feature_extractor(
+        images, labels[order], steps=steps, generator=lab.noise("classifier")
+    )
 
 
 @torch.no_grad()
-def recognise(eye: Eye, images: Rows, rivals: Int[Tensor, "n ways"]) -> Float[Tensor, " n"]:
-    """The share of a row's images taken for the first of its rivals."""
-    scores = torch.cat([eye.network(part) for part in images.flatten(0, 1).split(512)])
+def recognise(
+    extractor: FeatureExtractor, images: Rows, rivals: Int[Tensor, "n ways"]
+) -> Float[Tensor, " n"]:
+    """The share of a row's images that are classified as the first of its candidates."""
+    scores = torch.cat([extractor.network(part) for part in images.flatten(0, 1).split(512)])
     scores = scores.unflatten(0, images.shape[:2])
     among = scores.gather(2, rivals[:, None].expand(-1, images.shape[1], -1))
     return (among.argmax(dim=2) == 0).double().mean(dim=1).cpu()
 
 
 def draw_rivals(count: int, noise: torch.Generator) -> Int[Tensor, "n ways"]:
-    """Of each character: itself, then others at random."""
+    """The candidates for each character: itself, then random others."""
     ways = min(WAYS, count)
     chance = torch.rand(count, count, generator=noise, device=noise.device)
     chance.fill_diagonal_(-1)
@@ -63,21 +67,21 @@ def draw_rivals(count: int, noise: torch.Generator) -> Int[Tensor, "n ways"]:
 
 
 def shifted_distances(some: Rows, others: Rows) -> Float[Tensor, "n _ _"]:
-    """Pixels that differ between each two of a row, after the best shift."""
+    """The number of pixels that differ between each pair in a row, after the best shift."""
     height, width = some.shape[-2:]
     flat, best = some.flatten(2), None
     framed = torch.nn.functional.pad(others, [SHIFT] * 4)
     for down in range(2 * SHIFT + 1):
         for across in range(2 * SHIFT + 1):
             moved = framed[..., down : down + height, across : across + width].flatten(2)
-            apart = torch.cdist(flat, moved).square()  # of 0 and 1: how many differ
+            apart = torch.cdist(flat, moved).square()  # of binary pixels: how many differ
             best = apart if best is None else torch.minimum(best, apart)
     assert best is not None
     return best
 
 
 def closest_pairs(drawings: Drawings) -> Float[Tensor, " n"]:
-    """Of each character, how far its two most similar drawings are from each other."""
+    """The distance between the two most similar drawings of each character."""
     apart = shifted_distances(drawings, drawings)
     itself = torch.eye(drawings.shape[1], dtype=torch.bool, device=apart.device)
     return apart.masked_fill(itself, torch.inf).amin(dim=(1, 2))
@@ -85,30 +89,30 @@ def closest_pairs(drawings: Drawings) -> Float[Tensor, " n"]:
 
 @torch.no_grad()
 def sample(lab: Lab, model: KppBits, written: Drawings) -> tuple[Rows, Rows]:
-    """New drawings of each memory, and as many of an empty one."""
-    found = []
+    """Sample new drawings from each memory, and as many from an empty one."""
+    samples = []
     for start in range(0, len(written), AT_ONCE):
         noise = lab.noise("samples", start)
         memory = model.write(written[start : start + AT_ONCE], generator=noise)
-        found.append(model.generate(memory, SAMPLES, sample_pixels=True, generator=noise))
+        samples.append(model.generate(memory, SAMPLES, sample_pixels=True, generator=noise))
     empty = model.generate(
         model.empty(), len(written), sample_pixels=True, generator=lab.noise("empty")
     )
-    return torch.cat(found), empty[:, None]
+    return torch.cat(samples), empty[:, None]
 
 
 def run(lab: Lab) -> Finding:
     model = lab.trained("kpp-bits")
     if not isinstance(model, KppBits):
-        raise UserError("new-drawings needs a model that generates what is like it")
+        raise UserError("new-drawings needs a model that generates kin of what is written")
     drawings = characters(lab, lab.pick(24, None))[0]
-    eye = train_classifier(lab, drawings[:, WRITTEN:])
-    return measure(lab, model, drawings, eye)
+    extractor = train_classifier(lab, drawings[:, WRITTEN:])
+    return measure(lab, model, drawings, extractor)
 
 
 @torch.no_grad()
-def measure(lab: Lab, model: KppBits, drawings: Drawings, eye: Eye) -> Finding:
-    """How many samples show their character, and how many copy a drawing of it."""
+def measure(lab: Lab, model: KppBits, drawings: Drawings, extractor: FeatureExtractor) -> Finding:
+    """Measure how many samples show their character, and how many copy a drawing of it."""
     written = drawings[:, :WRITTEN]
     samples, alone = sample(lab, model, written)
     rivals = draw_rivals(len(drawings), lab.noise("rivals"))
@@ -117,9 +121,9 @@ def measure(lab: Lab, model: KppBits, drawings: Drawings, eye: Eye) -> Finding:
     real = shifted_distances(drawings[:, WRITTEN : WRITTEN + 1], written).amin(dim=2)
     others = closest_pairs(torch.cat([written, drawings[:, WRITTEN + 1 :]], dim=1))
     shares = {
-        "samples": recognise(eye, samples, rivals),
-        "real": recognise(eye, written, rivals),
-        "empty": recognise(eye, alone, rivals),
+        "samples": recognise(extractor, samples, rivals),
+        "real": recognise(extractor, written, rivals),
+        "empty": recognise(extractor, alone, rivals),
     }
     figures: Figures = {
         "characters": len(drawings),
@@ -148,7 +152,7 @@ def percent(share: Estimate) -> str:
 
 
 def table(figures: Figures) -> list[str]:
-    """What the classifier says, then how many are copies."""
+    """A table of the shares recognised, and of copies."""
     found, apart = figures["recognised"], figures["pixels_apart"]
     rows = [
         ["", "taken for the character", "copies", "pixels from the nearest written"],
@@ -179,7 +183,7 @@ def table(figures: Figures) -> list[str]:
 
 
 def verdict(figures: Figures) -> str:
-    """Whether samples are of the character, and new."""
+    """Whether samples show the character, and are new."""
     share, real = (figures["recognised"][name]["mean"] for name in ("samples", "real"))
     said = "as hoped" if share >= ENOUGH else f"below the {ENOUGH:.0%} hoped for"
     new = "they are new" if figures["copies"] < FEW else "too many are copies"

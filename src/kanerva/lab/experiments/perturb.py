@@ -1,8 +1,8 @@
-"""Fig. 7: keys moved a little, y + eps, eps ~ N(0, 0.1), row by row; and a VAE's z moved likewise.
+"""Fig. 7: pictures at perturbed keys, y + eps, eps ~ N(0, 0.1), and at a VAE's perturbed z.
 
-A row starts where a model puts one image: where its block was written (`kpp`), at the mean of
-q(y|x) (`kpp-paper`), at the mean of q(z|x) (`vae`). Pictures have z at the mean of p(z|M, y), so
-what changes in a row is due to the key alone; `z redrawn` keeps the key and draws z instead.
+A row starts from one image's key: the place of its block (`kpp`), the mean of q(y|x) (`kpp-paper`),
+or instead of a key the mean of q(z|x) (`vae`). Pictures use the mean of p(z|M, y), so changes in a
+row are due to the key alone; `z redrawn` keeps the key and samples z instead.
 The paper does not say whether 0.1 is a standard deviation or a variance: both are shown.
 """
 
@@ -27,9 +27,9 @@ from kanerva.lab.paper_figures import KEY_NOISE
 from kanerva.models.base import MemoryModel
 from kanerva.pictures import Pictures, sheet
 
-Rows = Float[Tensor, "rows R C H W"]  # what moves of one image's key bring
+Rows = Float[Tensor, "rows R C H W"]  # pictures at R perturbations of one image's key
 PerRow = Float[Tensor, " rows"]
-Ways = dict[str, Intervals]  # by how keys were moved
+Ways = dict[str, Intervals]  # by the way that keys were moved
 
 # the paper's 0.1 as a standard deviation, and as a variance
 SPREADS = {f"{spread:.3g}": spread for spread in (KEY_NOISE, KEY_NOISE**0.5)}
@@ -38,25 +38,25 @@ ACROSS = 8  # pictures of a row
 
 
 def measure_rows(rows: Rows, still: Pixels, images: Pixels, binary: bool) -> dict[str, PerRow]:
-    """What moving did, for each row: `still` is its picture unmoved, `images` what was written,
+    """Measures of each row. `still` is the picture of the unmoved key, `images` the written images
     in the same order."""
     nearest = rms(rows.flatten(0, 1), images).unflatten(0, rows.shape[:2])
     own = torch.arange(len(rows), device=rows.device)[:, None]
-    found = {
+    values = {
         "change": rms(rows, still[:, None])[..., 0].mean(dim=1),
         "within": mean_distance(rows),
         "nearest": nearest.amin(dim=2).mean(dim=1),
         "own": (nearest.argmin(dim=2) == own).float().mean(dim=1),
     }
-    return found | {name: value.mean(dim=1) for name, value in sharpness(rows, binary).items()}
+    return values | {name: value.mean(dim=1) for name, value in sharpness(rows, binary).items()}
 
 
 @torch.no_grad()
 def move_keys(
     model: MemoryModel, images: Pixels, length: int, generator: torch.Generator
 ) -> tuple[Pixels, dict[str, Rows]]:
-    """Each image's picture unmoved, and rows of it moved in every way: by each spread, with the
-    key kept and z redrawn (where there is a key), and with keys that have nothing to do with it."""
+    """Return each image's picture at its unmoved key, and rows of pictures for every way of moving:
+    by each spread, with the key kept and z resampled (for models with keys), and at random keys."""
     at = write_scene(model, images.unflatten(0, (-1, length)), generator)
     shape = (*at.starts.shape[:2], ACROSS, *at.key_shape)
 
@@ -75,7 +75,7 @@ def move_keys(
 
 
 def measure(lab: Lab, name: str, count: int) -> tuple[Ways, list[tuple[str, Pictures]]]:
-    """Every way of moving, measured over all rows; and rows of the first images to look at."""
+    """Measure every way of moving over all rows; also return rows of the first images to draw."""
     model, length = train_for_scene(lab, name)
     values: dict[str, dict[str, list[PerRow]]] = {}
     shown: list[tuple[str, Pictures]] = []
@@ -109,7 +109,7 @@ def run(lab: Lab) -> Finding:
 
 
 def verdict(figures: Figures) -> str:
-    """Whether keys moved by 0.1 give variations of the image they started from; a VAE's z too?"""
+    """Whether keys moved by 0.1 give variations of the image they started from, and a VAE's z."""
     models = figures["models"]
     words = [judge(name, ways) for name, ways in models.items()]
     blurred = {name: is_blurred(ways[FIRST], ways["unmoved"]) for name, ways in models.items()}
@@ -146,12 +146,12 @@ def judge(name: str, ways: Ways) -> str:
 
 
 def latent(name: str) -> str:
-    """What of a model is moved."""
+    """The latent of a model that is moved."""
     return "z" if name == "vae" else "keys"
 
 
 def table(figures: Figures) -> list[str]:
-    """A row for each model and way of moving."""
+    """A table with a row for each model and way of moving."""
     rows = [["model", "moved by", "change", "within a row", "nearest", "own", "edges", "greyness"]]
     for name, ways in figures["models"].items():
         for way, found in ways.items():

@@ -1,4 +1,4 @@
-"""What pictures of experiments are made of: panels, lines with errors, a gallery."""
+"""Parts of the experiments' pictures: panels, lines with error bars, a gallery."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from torch import Tensor
 from kanerva.lab.experiments.measures import Estimate, error_of
 from kanerva.pictures import MODEL_COLOURS, tile
 
-COLOURS = MODEL_COLOURS | {  # models, and what else is drawn beside them
+COLOURS = MODEL_COLOURS | {  # of models, and of what they are compared with
     "cue": "#555555",
     "kpp-small": "#7aa6d6",
     "dkm, 1 step": "#9fd0b0",
@@ -30,10 +30,10 @@ def canvas(width: float, height: float, title: str = "") -> Figure:
 
 
 def draw_line(
-    axes: Axes, at: Sequence[int], found: Sequence[Estimate], scale: float = 1.0, **how: Any
+    axes: Axes, at: Sequence[int], values: Sequence[Estimate], scale: float = 1.0, **how: Any
 ) -> None:
-    """Means with their errors, where they have any."""
-    means, errors = [scale * one["mean"] for one in found], [error_of(one) for one in found]
+    """Plot means, with error bars if they have errors."""
+    means, errors = [scale * one["mean"] for one in values], [error_of(one) for one in values]
     bars = None if None in errors else [scale * (error or 0.0) for error in errors]
     axes.errorbar(at, means, bars, **{"marker": "o", "capsize": 3} | how)
 
@@ -41,7 +41,7 @@ def draw_line(
 def finish_axes(
     axes: Axes, across: str, ticks: Sequence[int], title: str = "", at: Sequence[int] | None = None
 ) -> None:
-    """A faint grid behind the lines, and a tick at every value measured."""
+    """Add a faint grid behind the lines, and a tick at every measured value."""
     axes.set_xlabel(across)
     axes.set_xticks(ticks if at is None else at, [str(tick) for tick in ticks])
     axes.set_title(title, fontsize=10)
@@ -50,7 +50,7 @@ def finish_axes(
 
 
 def legend_below(figure: Figure, axes: Axes, columns: int) -> None:
-    """One panel's legend for all of them."""
+    """Use one panel's legend for all panels."""
     handles, labels = axes.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=9)
 
@@ -58,7 +58,7 @@ def legend_below(figure: Figure, axes: Axes, columns: int) -> None:
 def gallery(
     axes: Axes, pictures: Float[Tensor, "rows columns C H W"], rows: list[str], columns: list[str]
 ) -> None:
-    """A table of pictures, with its rows and columns named."""
+    """Draw a table of pictures with labelled rows and columns."""
     image = tile(pictures.flatten(0, 1), pictures.shape[1], scale=1)
     axes.imshow(image, interpolation="nearest")
     high, wide = (side + 2 for side in pictures.shape[-2:])  # with its frame

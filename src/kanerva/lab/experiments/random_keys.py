@@ -1,9 +1,10 @@
 """Fig. 8: random keys, y ~ p(Y) = N(0, 1), read from one episode's memory.
 
-A picture from a memory should show that memory: it lies nearer to what was written there than to
-as many images that were not. `keys alone` keeps z at the mean of p(z|M, y); where keys are dead it
-is one picture again and again, and all that differs is z's noise, as in a VAE. `kpp` besides by
-where its keys fall: on a block, or on free space; and with nothing written, the same networks.
+A picture from a memory should show that memory: it should be nearer to the written images than to
+as many others. `keys alone` uses the mean of p(z|M, y): if keys have no effect, this gives the same
+picture for every key, and only the noise of z differs, as in a VAE. Pictures of `kpp` are also
+split by where the key falls (on a block, or on free space), and compared with the same networks
+with nothing written.
 """
 
 import torch
@@ -31,18 +32,18 @@ SHOWN = 16
 
 
 def measure(made: Pictures, written: Pictures, others: Pictures, binary: bool) -> Values:
-    """Of each picture: how far the nearest written image is, how much farther the nearest of as
-    many that were not, how sharp it is; and of all, how far apart two of them are."""
+    """Measures of each picture: distance to the nearest written image, how much farther the nearest
+    of as many other images is, and sharpness. `apart` is the mean distance between two pictures."""
     near, far = rms(made, written).amin(dim=1), rms(made, others).amin(dim=1)
-    found = {"nearest": near, "gap": far - near} | sharpness(made, binary)
-    return found | ({"apart": mean_distance(made)[None]} if len(made) > 1 else {})
+    values = {"nearest": near, "gap": far - near} | sharpness(made, binary)
+    return values | ({"apart": mean_distance(made)[None]} if len(made) > 1 else {})
 
 
 @torch.no_grad()
 def read_at_random(
     model: MemoryModel, written: Pictures, length: int, generator: torch.Generator
 ) -> dict[str, Pictures]:
-    """Pictures at random keys, as many as were written, by what was done."""
+    """Pictures at random keys, as many as images were written, by the way they were made."""
     episodes = written.unflatten(0, (-1, length))
     at = write_scene(model, episodes, generator)
     keys = at.draw_keys(length, generator)
@@ -95,7 +96,7 @@ def run(lab: Lab) -> Finding:
 
 
 def verdict(figures: Figures) -> str:
-    """Whose pictures show what was written, and whose keys are dead."""
+    """Which models' pictures show the written images, and which models' keys have no effect."""
     found, words = figures["pictures"], []
     for name in MODELS:
         gap, alone = found[name]["gap"], found.get(f"{name}, keys alone")
@@ -116,7 +117,7 @@ def verdict(figures: Figures) -> str:
 
 
 def table(figures: Figures) -> list[str]:
-    """A row for each model and what was done."""
+    """A table with a row for each model and way of making pictures."""
     measures = ("nearest", "gap", "apart", "edges", "grey")
     rows = [["", "n", "nearest written", "others farther", "two apart", "edges", "greyness"]]
     for name, found in figures["pictures"].items():

@@ -10,7 +10,7 @@ READS = (1, 2, 8, 64)
 
 
 def verdict(figures: Figures) -> str:
-    """Does K matter? By the deviation of the means."""
+    """Whether K matters, by the standard deviation of the means."""
     kl, total = figures["over_K"]["kl"], figures["over_K"]["nll_nats"]
     words = [
         f"over K the total KL has std {kl['std']:.2f}, the bound {total['std']:.2f}",
@@ -18,7 +18,7 @@ def verdict(figures: Figures) -> str:
     ]
     if figures["largest_kl_y"] < 0.5:
         words[-1] += ", so what is read hardly depends on the image, whatever K"
-    if likely := figures.get("likely_over_K"):  # older records have none
+    if likely := figures.get("likely_over_K"):  # missing in older records
         words.append(
             f"by kl_over_T, no bound, the KL / T has std {likely['kl']['std']:.3f}, the whole "
             f"{likely['nll_nats']['std']:.2f}"
@@ -29,7 +29,7 @@ def verdict(figures: Figures) -> str:
 
 
 def setting(count: int) -> Setting:
-    """K reads for each image."""
+    """The setting with K reads per image."""
     suffix = "" if count == PaperMemoryConfig.reads else f"-K{count}"
     return sweep.of_paper(f"kpp-paper K={count}", "kpp-paper", suffix, memory={"reads": count})
 

@@ -1,4 +1,4 @@
-"""Beyond the paper: hidden, shifted and noisy cues as a memory fills. Is the right image found?"""
+"""Beyond the paper: recall from hidden, shifted and noisy cues as a memory fills."""
 
 import math
 from typing import Any
@@ -29,8 +29,7 @@ DRAWN = 8
 
 
 def shift(images: Pixels, generator: torch.Generator, pixels: int = SHIFT) -> Pixels:
-    """Each image moved right, left, down or up, at random; what enters is black, what leaves is
-    lost."""
+    """Shift each image right, left, down or up, at random; pixels from outside are black."""
     height, width = images.shape[-2:]
     padded = F.pad(images, (pixels,) * 4)
     moved = []
@@ -49,7 +48,7 @@ def make_cue(name: str, images: Pixels, generator: torch.Generator) -> Pixels:
 
 
 def with_room(lab: Lab, model: MemoryModel, length: int, **options: Any) -> MemoryModel:
-    """The same weights, and so the same blocks, in a memory with room for so many images."""
+    """The same weights, and so the same blocks, with a memory for `length` images."""
     if length <= (empty := model.empty()).capacity:
         return model
     side = math.isqrt(length - 1) + 1  # a square of cells
@@ -102,12 +101,12 @@ def recall_by_all(
     length: int,
     steps: int,
 ) -> dict[str, Episode]:
-    """Images in episodes of that length, their cues, and what every system gives back of them."""
+    """Images in episodes of `length`, their cues, and the recall of every system."""
     seen = noise.observed(cue, images)
     visible = None if seen is None else seen.unflatten(0, (-1, length))
-    written, asked = (each.unflatten(0, (-1, length)) for each in (images, cues))
-    made = {"written": written, "cue": asked, "nearest": nearest(written, asked, visible)}
-    made["hopfield"] = hopfield(written, asked, beta=BETA, steps=steps, observed=visible)
+    written, cued = (each.unflatten(0, (-1, length)) for each in (images, cues))
+    made = {"written": written, "cue": cued, "nearest": nearest(written, cued, visible)}
+    made["hopfield"] = hopfield(written, cued, beta=BETA, steps=steps, observed=visible)
     for name, model in models.items():
         chance = lab.noise("recall", cue, length, name)
         every = recall_every_step(
@@ -125,7 +124,7 @@ def with_error(share: float, count: int) -> dict[str, float]:
 
 
 def table(figures: Figures) -> list[str]:
-    """Per cent found, a row for each system and cue, a column for each T."""
+    """A table of the per cent found, a row for each system and cue, a column for each T."""
     count, trained = figures["images"], figures["trained_with"]
     shapes = {name: "x".join(map(str, shape)) for name, shape in figures["memory"].items()}
     rows = [["cue", "", *(f"T={length}" for length in figures["lengths"])]]
@@ -152,7 +151,7 @@ def table(figures: Figures) -> list[str]:
 
 
 def verdict(figures: Figures) -> str:
-    """Whether the bar is reached, and who finds most when the memory is fullest."""
+    """Whether the bar is reached, and which system finds most when the memory is fullest."""
     shares, at = figures["share"], figures["lengths"].index(BAR_LENGTH)
     share = shares[BAR_CUE]["kpp"][at]
     fullest = []
@@ -170,7 +169,8 @@ def verdict(figures: Figures) -> str:
 
 
 def draw(figures: Figures, pictures: dict[str, dict[str, Pixels]]) -> Figure:
-    """The share found against T, and a few images at the T of the bar; one column for each cue."""
+    """Plot the share found against T, and draw a few images at the T of the bar; one column per
+    cue."""
     figure = plots.canvas(14.0, 9.4)
     panels = figure.subplots(2, len(CUES), height_ratios=(1, 1.35))
     lengths, count = figures["lengths"], figures["images"]
@@ -179,7 +179,7 @@ def draw(figures: Figures, pictures: dict[str, dict[str, Pixels]]) -> Figure:
         for size, (name, shares) in enumerate(figures["share"][cue].items()):
             found = [with_error(share, count) for share in shares]
             look = {"label": name, "color": plots.COLOURS[name]}
-            look |= {"markersize": 11 - size}  # rings where they meet
+            look |= {"markersize": 11 - size}  # so that overlapping markers stay visible
             look |= {"linestyle": "-" if name in figures["memory"] else "--"}
             plots.draw_line(axes, lengths, found, **look)
         chance = [100 / length for length in lengths]

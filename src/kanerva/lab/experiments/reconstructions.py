@@ -1,4 +1,4 @@
-"""App. D: true images over what comes back of them, for every data set."""
+"""App. D: true images and their reconstructions, for every data set."""
 
 import torch
 
@@ -37,7 +37,7 @@ def run(lab: Lab) -> Finding:
 
 
 def verdict(figures: Figures) -> str:
-    """Whether kpp's images come back from memory alone better than the paper's model's."""
+    """Whether kpp's recall from memory alone is better than that of the paper's model."""
     ours, theirs = figures["kpp"]["recalled"], figures["kpp-paper"]["recalled"]
     better = "kpp brings them back from memory alone" if ours < theirs else "kpp does NOT do better"
     return (

@@ -1,6 +1,6 @@
-"""A model before the images it has written: keys, and the pictures that it reads at them.
+"""A model with the images it has written: keys, and the pictures that it reads at keys.
 
-`perturb`, `random_keys` and `vae_vs_kpp` ask the same models for pictures at keys of their choice.
+Shared by `perturb`, `random_keys` and `vae_vs_kpp`, which read pictures at keys of their choice.
 """
 
 from dataclasses import dataclass
@@ -23,12 +23,12 @@ MODELS = {  # label: model and variant
     "kpp-paper": ("kpp-paper", None),
     "vae": ("vae", None),
 }
-GROUP = 32  # images among which the nearest is looked for: one memory of `kpp`
+GROUP = 32  # images to search for the nearest one: one memory of `kpp`
 
 
 @dataclass(frozen=True)
 class Scene:
-    """A model that has written some images, if it can, and knows where each lies."""
+    """A model, the memory of the images it has written, if it has one, and their keys."""
 
     model: MemoryModel
     memory: Memory | None
@@ -39,24 +39,24 @@ class Scene:
         return tuple(self.starts.shape[2:])
 
     def readouts(self, keys: Latents, generator: torch.Generator | None = None) -> Readout:
-        """z at keys: drawn where a generator is given, else its mean."""
+        """z at keys: a sample if a generator is given, else its mean."""
         if self.memory is None:  # the latents are readouts themselves
             return keys
         prior = self.model.read(self.memory, keys)
         return prior.mean if generator is None else prior.sample(generator)
 
     def pictures(self, keys: Latents, generator: torch.Generator | None = None) -> Episode:
-        """The same as expected pixels."""
+        """Expected pixels at keys."""
         return self.model.likelihood.mean(self.model.decoder(self.readouts(keys, generator)))
 
     def draw_keys(self, count: int, generator: torch.Generator) -> Latents:
-        """`count` keys for each memory from their prior, N(0, 1)."""
+        """Sample `count` keys for each memory from their prior, N(0, 1)."""
         shape = (len(self.starts), count, *self.key_shape)
         return torch.randn(shape, generator=generator, device=self.starts.device)
 
 
 def write_scene(model: MemoryModel, episodes: Episode, generator: torch.Generator) -> Scene:
-    """Write whole episodes, and see where their images lie."""
+    """Write whole episodes, and find the keys of their images."""
     assert isinstance(model, LatentModel)
     if not model.remembers:
         features = model.encoder(episodes)
@@ -70,7 +70,7 @@ def write_scene(model: MemoryModel, episodes: Episode, generator: torch.Generato
 
 
 def train_for_scene(lab: Lab, name: str) -> tuple[MemoryModel, int]:
-    """One of MODELS, and how many images it writes into a memory: a part of GROUP."""
+    """One of MODELS, and how many images it writes to a memory, a divisor of GROUP."""
     length = lab.config(*MODELS[name]).episode_length
     return lab.trained(*MODELS[name]), length if GROUP % length == 0 else GROUP
 
@@ -81,5 +81,5 @@ def is_binary(model: MemoryModel) -> bool:
 
 
 def join(name: str, how: str) -> str:
-    """A model's name, and what was done with it, if anything."""
+    """A model's name, and how pictures were made, if given."""
     return ", ".join(filter(None, [name, how]))

@@ -1,4 +1,4 @@
-"""App. A: the worked example. A window of scale 0.5, shifted by 0.3 and 0.5, inlaid and cut out."""
+"""App. A, the worked example: a window of scale 0.5, shifted by 0.3 and 0.5, is read and pasted."""
 
 import torch
 import torch.nn.functional as F
@@ -16,14 +16,14 @@ SIDE, BLOCK = 64, 32
 
 
 def region() -> tuple[float, float, float, float]:
-    """Left, top, right, bottom of the window in pixels of the image."""
+    """Left, top, right and bottom of the window in the image's pixels."""
     centre = [(shift + 1) * SIDE / 2 for shift in (X, Y)]
     half = SCALE * SIDE / 2
     return centre[0] - half, centre[1] - half, centre[0] + half, centre[1] + half
 
 
 def picture_of_letters() -> Pixels:
-    """Sixteen characters as one image of 64 by 64: something to cut from."""
+    """Sixteen characters as one image of 64 by 64, to read from."""
     glyphs = data.load("glyphs", "test").images[::97][:16].float() / 255
     small = F.interpolate(glyphs, size=(SIDE // 4, SIDE // 4), mode="area")
     rows = [torch.cat(list(row), dim=-1) for row in small.unflatten(0, (4, 4))]
@@ -50,7 +50,7 @@ def run(lab: Lab) -> Finding:
 
 
 def draw(image: Tensor, block: Tensor, pasted: Tensor) -> Figure:
-    """The image, what the window cuts out, and that pasted back."""
+    """Draw the image, the window cut out of it, and the window pasted back."""
     left, top, right, bottom = region()
     figure = Figure(figsize=(9.2, 3.4), layout="constrained")
     titles = ("the image, and the window inlaid", "cut out: 32x32", "pasted back with the inverse")
@@ -77,7 +77,7 @@ def table(figures: Figures) -> list[str]:
 
 
 def verdict(figures: Figures) -> str:
-    """Whether our read is the spatial transformer."""
+    """Whether our read equals the spatial transformer."""
     same = figures["against_grid_sample"] < 1e-5
     return "The window is the lower right quarter, a little to the left. " + (
         "The read is the spatial transformer." if same else "NOT the spatial transformer."

@@ -1,9 +1,9 @@
-"""Beyond the paper: one file of a million images, no two alike, searched from half an image.
+"""Beyond the paper: one file of a million different images, searched with half an image.
 
-Affine and elastic copies of the 60,000 training digits. The store's own search (product
-quantisation, then exact scores of candidates) beside an exact one: the inner products of all
-pictures with the cue, then the same scores. The store stays in the folder of runs; an interrupted
-run goes on. `--steps N` says how many images.
+The images are affine and elastic copies of the 60,000 training digits. The store's own search
+(product quantisation, then exact scores of candidates) is compared with an exact one: the inner
+products of all pictures with the cue, then the same scores. The store is kept in the folder of
+runs, so that an interrupted run continues. `--steps N` sets the number of images.
 """
 
 import json
@@ -34,7 +34,7 @@ BARS = {"add": 500.0, "open_s": 2.0, "lone_ms": 40.0, "rss": 1e9, "lost": 0.01}
 @torch.no_grad()
 def run(lab: Lab) -> Finding:
     held, cues = lab.pick(CHUNK, HELD) if lab.steps is None else lab.steps, lab.pick(20, CUES)
-    splits = ("train", "validation")  # all 60,000 of the training file, where it is mnist
+    splits = ("train", "validation")  # for mnist, all 60,000 of the training file
     originals = torch.cat([data.load(lab.preset, split, lab.data_root).images for split in splits])
     path = lab.runs / f"store-scale-{lab.preset}.kanerva"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -42,10 +42,11 @@ def run(lab: Lab) -> Finding:
     added = fill(path, lab.preset, originals, held)
     rows = np.sort(np.random.default_rng(0).choice(held, cues, replace=False))
     images = images_of(originals, rows)
-    np.savez(asked := path.with_suffix(".npz"), rows=rows, images=images.numpy())
-    lab.say("indexing and searching, in a process of its own")
-    command = [sys.executable, "-m", "kanerva.lab.experiments.store_scale", str(path), str(asked)]
-    answers = [  # the first makes the index
+    np.savez(cue_file := path.with_suffix(".npz"), rows=rows, images=images.numpy())
+    lab.say("indexing and searching, in a separate process")
+    script = "kanerva.lab.experiments.store_scale"
+    command = [sys.executable, "-m", script, str(path), str(cue_file)]
+    answers = [  # the first run makes the index
         subprocess.run(command, capture_output=True, text=True, check=True) for _ in range(2)
     ]
     found = json.loads(answers[1].stdout)
@@ -74,8 +75,8 @@ def run(lab: Lab) -> Finding:
 
 
 def fill(path: Path, model: str, originals: Bytes, count: int) -> list[list[float]]:
-    """Add until the store holds `count`; images, seconds and processor seconds of each chunk, kept
-    beside the store, for a run that goes on after an interruption."""
+    """Add images until the store has `count`. Return images, seconds and processor seconds of each
+    chunk; they are also saved beside the store, so that an interrupted run can continue."""
     notes = path.with_suffix(".json")
     rows: list[list[float]] = json.loads(notes.read_text()) if notes.is_file() else []
     with Store(path, model=model) as store:
@@ -90,13 +91,13 @@ def fill(path: Path, model: str, originals: Bytes, count: int) -> list[list[floa
 
 
 def images_of(originals: Bytes, rows: np.ndarray) -> Pixels:
-    """Some images of the sequence."""
+    """The images of the sequence at these rows."""
     return torch.stack([deformed_chunk(originals, n // CHUNK)[n % CHUNK] for n in rows.tolist()])
 
 
 def exact_search(store: Store, images: Pixels) -> tuple[list[int], Figures]:
-    """The best id of each half-hidden image by inner products with everything, then exact scores;
-    and the milliseconds of a batch."""
+    """Find the best id of each half-hidden image by inner products with all pictures, then exact
+    scores. Also return the time per cue of a batch."""
     half = box(images.shape[-2:], (0, 0.5))
     cues = as_cues(store.model, images * half, half, None, 0)
     ids = np.array(list(store))
@@ -111,12 +112,12 @@ def exact_search(store: Store, images: Pixels) -> tuple[list[int], Figures]:
             best[n] = np.concatenate([best[n], part[one.rows.numpy()]])
             scores[n] = torch.cat([scores[n], cue.log_evidence(pictures[one.rows])])
     spent = time.perf_counter() - begin, time.process_time() - work
-    found = [int(b[int(s.argmax())]) for b, s in zip(best, scores, strict=True)]
-    return found, {"batched_cpu_ms": 1e3 * spent[1] / len(cues), "wall_s": spent[0]}
+    winners = [int(b[int(s.argmax())]) for b, s in zip(best, scores, strict=True)]
+    return winners, {"batched_cpu_ms": 1e3 * spent[1] / len(cues), "wall_s": spent[0]}
 
 
 def count_alike(store: Store) -> int:
-    """Images whose pictures are those of an earlier one, byte for byte."""
+    """Count images whose decoded pictures equal an earlier one's, byte for byte."""
     seen: set[int] = set()
     ids = np.array(list(store))
     for start in range(0, len(ids), 8192):
@@ -126,8 +127,8 @@ def count_alike(store: Store) -> int:
 
 
 def search(path: Path, rows: np.ndarray, images: Pixels) -> Figures:
-    """Open a store, and find each of some images from its upper half: in a fresh process, whose
-    memory is what a user needs."""
+    """Open a store, and find images from their upper halves. Runs in a fresh process, to measure
+    the memory that a user needs."""
     begin, work = time.perf_counter(), time.process_time()
     store = Store(path)
     opened = time.perf_counter() - begin
@@ -143,9 +144,9 @@ def search(path: Path, rows: np.ndarray, images: Pixels) -> Figures:
         lone.append(time.perf_counter() - begin)
         cpu.append(time.process_time() - work)
     batch = {}
-    for name, given in (("given", {"observed": half}), ("not given", {})):
+    for name, options in (("given", {"observed": half}), ("not given", {})):
         begin, work = time.perf_counter(), time.process_time()
-        hits = find_all(store, images * half, **given)
+        hits = find_all(store, images * half, **options)
         spent = time.perf_counter() - begin, time.process_time() - work
         batch[name] = {
             "right": float(np.mean([h[0].id == id for h, id in zip(hits, ids, strict=True)])),
@@ -160,8 +161,8 @@ def search(path: Path, rows: np.ndarray, images: Pixels) -> Figures:
 
 
 def peak_memory() -> float:
-    """Bytes this process had at most. Not what `getrusage` says on Linux: that counts the process
-    which started this one."""
+    """The peak memory of this process in bytes. Not from `getrusage`: on Linux that includes the
+    process that started this one."""
     status = Path("/proc/self/status")
     if not status.is_file():
         return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
@@ -233,5 +234,5 @@ ABOUT = About(
 
 
 if __name__ == "__main__":
-    given = np.load(sys.argv[2])
-    print(json.dumps(search(Path(sys.argv[1]), given["rows"], torch.from_numpy(given["images"]))))
+    cues = np.load(sys.argv[2])
+    print(json.dumps(search(Path(sys.argv[1]), cues["rows"], torch.from_numpy(cues["images"]))))

@@ -1,7 +1,8 @@
-"""Beyond the paper: what a Store finds of damaged cues, how fast, and whether it knows how sure.
+"""Beyond the paper: what a Store finds from damaged cues, how fast, and whether it is calibrated.
 
-Beside it the nearest image on visible pixels, in numpy, in the same run. Probabilities are judged
-at damage where some answers are wrong: with the mask and the noise given, and with nothing given.
+The baseline is the nearest image on visible pixels, in numpy, in the same run. Calibration is
+measured with damage where some answers are wrong: with the mask and noise given, and with nothing
+given.
 """
 
 import tempfile
@@ -35,9 +36,9 @@ from kanerva.memory.channels import Channel, Seen
 from kanerva.models.loading import load
 from kanerva.store.store import Store
 
-ALIKE = 60.0  # squared error below which Universal Hopfield Networks counts a picture as retrieved
-LONE = 20  # cues whose time alone is measured
-BARS = {"given": 0.03, "not given": 0.06}  # of ECE
+ALIKE = 60.0  # squared error below which Universal Hopfield Networks count a picture as retrieved
+LONE = 20  # cues that are timed one by one
+BARS = {"given": 0.03, "not given": 0.06}  # largest ECE
 Given = dict[str, Any]  # arguments of `find`
 
 
@@ -45,7 +46,7 @@ Given = dict[str, Any]  # arguments of `find`
 def run(lab: Lab) -> Finding:
     model = load(lab.preset)
     held, few, cues = lab.pick((150, 100, 20), (10_000, 1_000, 200))
-    draws = lab.pick(1, 5)  # of few answers the error is mostly chance
+    draws = lab.pick(1, 5)  # with few answers the ECE is mostly chance
     images, new = lab.images(held), lab.images(lab.pick(40, 300), "validation")
     with tempfile.TemporaryDirectory() as folder:
         small = Store(Path(folder) / "small.kanerva", model=model)
@@ -62,14 +63,14 @@ def run(lab: Lab) -> Finding:
             "none": measure_none(lab, small, images[: len(new)], new),
         }
         small.close()
-        large.close()  # empties the log
+        large.close()  # also empties the log
         figures["bytes_per_image"] = {
             path.name.removeprefix("large."): path.stat().st_size / held for path in large.files
         }
     return Finding(figures, table(figures), draw(figures))
 
 
-# What is found, and when
+# Shares found, and times
 
 
 def measure_found(
@@ -95,18 +96,18 @@ def measure_found(
         ("moved by 3, half hidden", large, moved(x, 3, -1) * half, {"shifts": 3}),
     ]
     rows = []
-    for name, store, asked, given in cases:
+    for name, store, cues, given in cases:
         lab.say(f"finding: {name}")
-        row = {"cue": name, "held": len(store), "cues": len(asked)}
-        rows.append(row | find_case(store, images[: len(store)], asked, given))
+        row = {"cue": name, "held": len(store), "cues": len(cues)}
+        rows.append(row | find_case(store, images[: len(store)], cues, given))
     return rows
 
 
 def find_case(store: Store, images: Pixels, cues: Pixels, given: Given) -> Figures:
-    """Shares found, milliseconds and processor milliseconds."""
+    """Measure shares found, milliseconds and processor milliseconds."""
     raw, flat, right = images.flatten(1), cues.flatten(1), torch.arange(len(cues))
     seen = given.get("observed", torch.ones(images.shape[-2:])).flatten().repeat(images.shape[1])
-    store.find(cues[0], **given)  # the index is made
+    store.find(cues[0], **given)  # makes the index
     lone = [timed(lambda cue=cue: store.find(cue, **given)) for cue in cues[:LONE]]
     hits, *batch = timed(lambda: find_all(store, cues, **given))
     arrays = raw.numpy(), flat.numpy(), seen.numpy()
@@ -134,7 +135,7 @@ def find_case(store: Store, images: Pixels, cues: Pixels, given: Given) -> Figur
 
 
 def timed(work: Callable[[], Any]) -> tuple[Any, float, float]:
-    """Its answer, milliseconds, processor milliseconds."""
+    """Run `work`. Return its result, milliseconds and processor milliseconds."""
     begin, cpu = time.perf_counter(), time.process_time()
     answer = work()
     return answer, 1e3 * (time.perf_counter() - begin), 1e3 * (time.process_time() - cpu)
@@ -145,18 +146,19 @@ def nearest_alone(held: np.ndarray, cues: np.ndarray, seen: np.ndarray, n: int) 
 
 
 def likeliest(held: torch.Tensor, cue: torch.Tensor, std: float = 1.0) -> int:
-    """By Bayes' rule with the images as they are and the true noise: nobody finds more."""
+    """The most probable image by Bayes' rule, with the exact images and the true noise. This is
+    optimal."""
     seen = Seen.of(cue, torch.ones(cue.shape[-2:], dtype=torch.bool))
     off, on = seen.log_densities(Channel(gaussian=std), torch.tensor([0.0, 1.0])).unbind(1)
     return int((held @ (on - off)[seen.codes].flatten()).argmax())
 
 
-# Whether it knows how sure
+# Calibration
 
 
 def measure_calibration(lab: Lab, store: Store, images: Pixels, draws: int) -> list[Figures]:
     size, noise = images.shape[-2:], lab.noise("store-search", "calibration")
-    several, whole = images.repeat(draws, 1, 1, 1), torch.ones(images.shape[-2:])
+    several, every = images.repeat(draws, 1, 1, 1), torch.ones(images.shape[-2:])
     top, window = box(size, (0, 0.25)), box(size, (0.36, 0.61), (0.39, 0.61))
     scattered = (torch.rand(len(several), *size, generator=noise) < 0.07).float()
     cases: list[tuple[str, Pixels, Given]] = [
@@ -167,12 +169,12 @@ def measure_calibration(lab: Lab, store: Store, images: Pixels, draws: int) -> l
             several * scattered[:, None],
             {"observed": scattered, "noise": "none"},
         ),
-        ("salt & pepper 0.75", salt_pepper(several, 0.75, noise), with_noise(whole, 0.75, 0.0)),
-        ("Gaussian 1.6", gaussian(several, 1.6, noise), with_noise(whole, 0.0, 1.6)),
+        ("salt & pepper 0.75", salt_pepper(several, 0.75, noise), with_noise(every, 0.75, 0.0)),
+        ("Gaussian 1.6", gaussian(several, 1.6, noise), with_noise(every, 0.0, 1.6)),
         (
             "Gaussian 0.9, folded and clipped",
             folded(several, 0.9, noise),
-            with_noise(whole, 0.0, 0.9),
+            with_noise(every, 0.0, 0.9),
         ),
     ]
     ids, rows = list(store), []
@@ -180,30 +182,30 @@ def measure_calibration(lab: Lab, store: Store, images: Pixels, draws: int) -> l
         for kind, given in (("given", all_given), ("not given", {})):
             lab.say(f"calibration: {name}, {kind}")
             hits = find_all(store, cues, prior_none=0.0, k=1, **given)
-            said = np.array([one[0].probability for one in hits])
+            probabilities = np.array([one[0].probability for one in hits])
             right = np.array([one[0].id == ids[n % len(ids)] for n, one in enumerate(hits)])
-            bins = reliability(said, right)
+            bins = reliability(probabilities, right)
             rows.append(
                 {
                     "cue": name,
                     "what": kind,
                     "cues": len(cues),
                     "right": float(right.mean()),
-                    "said": float(said.mean()),
+                    "said": float(probabilities.mean()),
                     "ece": calibration_error(bins),
-                    "ece_by_chance": error_by_chance(said),
+                    "ece_by_chance": error_by_chance(probabilities),
                     "bins": bins,
                 }
             )
     return rows
 
 
-def with_noise(whole: torch.Tensor, salt: float, std: float) -> Given:
-    return {"observed": whole, "noise": Channel(0.0, salt, std)}
+def with_noise(observed: torch.Tensor, salt: float, std: float) -> Given:
+    return {"observed": observed, "noise": Channel(0.0, salt, std)}
 
 
 def measure_none(lab: Lab, store: Store, held: Pixels, new: Pixels) -> list[Figures]:
-    """`.none` for images held and for as many that were never written."""
+    """Measure `.none` for stored images and for as many that were never written."""
     half, rows = box(held.shape[-2:], (0, 0.5)), []
     cases: list[tuple[str, Callable[[Pixels, torch.Generator], Pixels], Given]] = [
         ("clean", lambda x, g: x, {}),
@@ -219,13 +221,13 @@ def measure_none(lab: Lab, store: Store, held: Pixels, new: Pixels) -> list[Figu
             np.array([one.none for one in find_all(store, damage(x, noise), **given)])
             for x in (held, new)
         )
-        said, truth = np.concatenate([low, high]), np.repeat([False, True], [len(low), len(high)])
-        bins = reliability(said, truth)
+        nones, truth = np.concatenate([low, high]), np.repeat([False, True], [len(low), len(high)])
+        bins = reliability(nones, truth)
         rows.append(
             {
                 "cue": name,
                 "held": len(store),
-                "cues": len(said),
+                "cues": len(nones),
                 "auroc": auroc(low, high),
                 "ece": calibration_error(bins),
                 "held_mean": float(low.mean()),
@@ -235,7 +237,7 @@ def measure_none(lab: Lab, store: Store, held: Pixels, new: Pixels) -> list[Figu
     return rows
 
 
-# What is shown
+# Output
 
 
 def table(figures: Figures) -> list[str]:
@@ -302,7 +304,7 @@ def _ece(row: Figures) -> float:
 
 
 def draw(figures: Figures) -> Figure:
-    """Reliability: what was said against how often it was right."""
+    """Plot reliability: the probability against the share of right answers."""
     names = list(dict.fromkeys(row["cue"] for row in figures["calibration"]))
     figure = plots.canvas(12.0, 7.6)
     for axes, name in zip(figure.subplots(2, 3).flat, names, strict=True):

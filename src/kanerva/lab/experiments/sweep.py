@@ -1,9 +1,9 @@
-"""What experiments share that train several models to compare them: equal runs, seeds, spread.
+"""Shared by experiments that train several models to compare them: equal runs, seeds, spread.
 
-A `Setting` is counted in two ways that are never mixed. `bound` is valid, of runs trained on it.
-`kl_over_T` is no bound, of other runs, trained with each KL weighed 1/T: how the paper may have
-counted. A figure over seeds is mean and standard deviation; with one seed there is no deviation,
-and 95 % over images stands in.
+A `Setting` has two scores that are never mixed. `bound` is valid, and is that of runs trained on
+it. `kl_over_T` is not a bound. It is that of other runs, trained with each KL weighted by 1/T, as
+the paper may have done. A figure over seeds is a mean and standard deviation. With one seed, the
+95 % interval over images replaces the deviation.
 """
 
 import math
@@ -29,18 +29,20 @@ from kanerva.lab.experiments.measures import pm
 from kanerva.lab.harness import Lab
 from kanerva.presets import preset
 
-RESULTS = Path("results")  # where records lie, in the working directory
-IMAGES = 1024  # of the test set that a quick version scores; the full one scores it all
-LIKELY = "kl-over-T"  # the variant that is trained and scored by the paper's likely accounting
+RESULTS = Path("results")  # the folder of records, in the working directory
+IMAGES = 1024  # test images that a quick version scores; the full one scores all
+LIKELY = "kl-over-T"  # the variant trained and scored by the paper's likely accounting
 SCORES = ("bound", "paper_style")
 TERMS = ("nll_nats", "recon", "kl_z", "kl_y")
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One thing to train, and what its records are called: `variant` by the bound, whose first word
-    is the preset's variant; `likely` by `kl_over_T`, where it is counted so. `parts` are those of
-    `Lab.trained`."""
+    """One model to train, and the names of its records.
+
+    `variant` names those of the bound; its first word is the preset's variant. `likely` names those
+    of `kl_over_T`, if there are any. `parts` are those of `Lab.trained`.
+    """
 
     label: str
     model: str
@@ -55,12 +57,12 @@ class Setting:
 
 
 def of_paper(label: str, model: str, suffix: str = "", **parts: Any) -> Setting:
-    """One of the paper's models, at full strength by the bound; counted in both ways."""
+    """One of the paper's models with both scores; its bound is of the variant `strong`."""
     return Setting(label, model, f"strong{suffix}", f"{LIKELY}{suffix}", parts)
 
 
 def equal_runs(lab: Lab, quick: int) -> Lab:
-    """The lab with every training equally long, whatever each model's own preset says."""
+    """A lab that trains every model for the same number of steps, whatever its preset says."""
     equal = copy(lab)
     full = preset(lab.preset, "kpp-paper", "strong").steps
     equal.steps = lab.steps or (quick if lab.quick else full)
@@ -68,24 +70,24 @@ def equal_runs(lab: Lab, quick: int) -> Lab:
 
 
 def images_per_step(lab: Lab) -> int:
-    """What a step sees: that of the paper's model, for all."""
+    """Images per step: for all models, that of the paper's model."""
     start = preset(lab.preset, "kpp-paper", "strong")
     return start.episode_length * start.batch
 
 
 def in_episodes_of(length: int, lab: Lab) -> dict[str, int]:
-    """Parts of a config that sees so many images a step, T of them in an episode."""
+    """Options that give the same number of images per step in episodes of `length`."""
     return {"episode_length": length, "batch": images_per_step(lab) // length}
 
 
 def seeds(lab: Lab, full: int = 3) -> list[int]:
-    """One in the quick version."""
+    """The seeds to train: `full` of them, or one in the quick version."""
     return [lab.seed + number for number in range(lab.pick(1, full))]
 
 
 @torch.no_grad()
 def train_and_score(lab: Lab, setting: Setting, chosen: list[int]) -> dict[str, Any]:
-    """Train for each seed, score on the test set; the entry that stands in figures."""
+    """Train a setting with each seed, score it on the test set, and return its entry of figures."""
     model, parts = setting.model, setting.parts
     config = lab.config(model, setting.start, **parts)
     episodes = fixed_episodes(config, load_split(config, "test", lab.data_root), lab.device)
@@ -111,8 +113,8 @@ def train_and_score(lab: Lab, setting: Setting, chosen: list[int]) -> dict[str, 
 
 
 def likely_parts(config: RunConfig, parts: dict[str, Any]) -> dict[str, Any]:
-    """The same with each KL weighed 1/T, and as many images a step; the paper's optimiser. The port
-    of DKM that weighs them so pays for KL(M) as well."""
+    """The same options with each KL weighted by 1/T, as many images per step, and the paper's
+    optimiser. DKM then includes KL(M), as its port with this weighting does."""
     weighed = {"optim": {"kl_weight": "1/T"}, "batch": config.batch} | parts
     if isinstance(config.model, DkmConfig):
         weighed["rows"] = parts.get("rows", {}) | {"charge": True}
@@ -122,7 +124,8 @@ def likely_parts(config: RunConfig, parts: dict[str, Any]) -> dict[str, Any]:
 def as_entry(
     setting: Setting, runs: list[dict[str, Any]], likely: list[dict[str, Any]] | None = None
 ) -> dict[str, Any]:
-    """Runs of a setting, records or as they have it, over seeds; only Kanerva++ has K reads."""
+    """The entry of a setting over seeds, from records or from scores in the same form. Only
+    Kanerva++ has K reads."""
     first = runs[0]
     return {
         "label": setting.label,
@@ -143,8 +146,9 @@ def as_entry(
 
 
 def likely_over_seeds(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """`kl_over_T` and its KLs, divided as they are, over seeds; beside them the valid bound of the
-    same weights. Records that do not say how sure it is have whole KLs at the same means do so."""
+    """`kl_over_T` and its KL terms (divided by T) over seeds, and the valid bound of the same
+    weights. For records without its confidence interval, that of `paper_style` is used, which has
+    the undivided KL terms at the same means."""
     totals = [run["kl_over_T"]["nll_nats"] for run in runs]
     rest = [run["paper_style"]["recon"] for run in runs]
     sure = [run["kl_over_T"].get("ci95") or run["paper_style"]["ci95"] for run in runs]
@@ -159,8 +163,8 @@ def likely_over_seeds(runs: list[dict[str, Any]]) -> dict[str, Any]:
 def read_entries(
     settings: list[Setting], preset_name: str, least: int = 3
 ) -> list[dict[str, Any]] | None:
-    """The same entries from records of whole test sets, where each setting has at least so many
-    seeds, of one configuration, in each way it is counted. Else None."""
+    """The same entries from records of whole test sets. None unless each setting has at least
+    `least` seeds of one configuration, for each of its scores."""
     folder = RESULTS / preset_name
     found = read_records(folder) if any(folder.glob("*.json")) else []
     entries = []
@@ -177,19 +181,19 @@ def read_entries(
 
 
 def images_seen(entry: dict[str, Any]) -> int:
-    """In training."""
+    """Images seen in training."""
     return entry["steps"] * entry["images_per_step"]
 
 
 def over_seeds(scores: list[dict[str, Any]]) -> dict[str, Any]:
-    """Each term's mean and deviation; `kl` is both divergences together."""
+    """Each term's mean and standard deviation; `kl` is the sum of both KL terms."""
     rows = [score | {"kl": score["kl_z"] + score["kl_y"]} for score in scores]
     entry: dict[str, Any] = {name: spread([r[name] for r in rows]) for name in (*TERMS, "kl")}
     return with_error(entry, [row["ci95"] for row in rows])
 
 
 def with_error(entry: dict[str, Any], sure: list[float]) -> dict[str, Any]:
-    """The same with 95 % over images, which is also the error of a total of one seed."""
+    """Add the 95 % interval over images. With one seed it is also the error of the total."""
     entry["ci95"] = statistics.fmean(sure)
     if len(sure) == 1:
         entry["nll_nats"]["ci95"] = entry["ci95"]
@@ -197,14 +201,14 @@ def with_error(entry: dict[str, Any], sure: list[float]) -> dict[str, Any]:
 
 
 def spread(values: list[float]) -> dict[str, Any]:
-    """Mean, sample deviation (None of one), and each."""
+    """The mean, the sample standard deviation (None for one value), and the values."""
     std = statistics.stdev(values) if len(values) > 1 else None
     return {"mean": statistics.fmean(values), "std": std, "each": values}
 
 
 def gap(worse: dict[str, Any], better: dict[str, Any]) -> dict[str, Any]:
-    """By how many nats the second entry's bound is lower, and how sure that is: two standard errors
-    over seeds; of one seed 95 % over images, which says nothing of another training."""
+    """By how many nats the second entry's bound is lower, with a margin: two standard errors over
+    seeds; with one seed 95 % over images, which says nothing about another training."""
     nats = worse["nll_nats"]["mean"] - better["nll_nats"]["mean"]
     count = min(len(entry["nll_nats"]["each"]) for entry in (worse, better))
     if count > 1:
@@ -219,15 +223,15 @@ def gap(worse: dict[str, Any], better: dict[str, Any]) -> dict[str, Any]:
 def gaps_to(
     without: dict[str, Any], others: list[dict[str, Any]], how: str
 ) -> dict[str, dict[str, Any]]:
-    """The gap of each of the others, by its label, where it is counted so."""
+    """The gap of each of the others that has this score, by label."""
     return {one["label"]: gap(without[how], one[how]) for one in others if one[how]}
 
 
 def over_values(entries: list[dict[str, Any]], term: str, how: str = "bound") -> dict[str, Any]:
     """How a term of a score varies over the values of a sweep, and between seeds at one value."""
-    found = [entry[how][term] for entry in entries]
-    means = [one["mean"] for one in found]
-    deviations = [one["std"] for one in found if one["std"] is not None]
+    terms = [entry[how][term] for entry in entries]
+    means = [one["mean"] for one in terms]
+    deviations = [one["std"] for one in terms if one["std"] is not None]
     return {
         "std": statistics.stdev(means),
         "range": max(means) - min(means),
@@ -237,13 +241,13 @@ def over_values(entries: list[dict[str, Any]], term: str, how: str = "bound") ->
     }
 
 
-# Words
+# Text
 
 
 def judge_sweep(
     found: dict[str, Any], published: float, holds: str, fails: str, said: list[str]
 ) -> str:
-    """Whether a variation is no more than the paper's, or than another training makes by itself."""
+    """Whether the variation is at most the paper's, or at most that between seeds."""
     between = found["seed_std"]
     said.append(
         "one seed: how much another training varies is not known"
@@ -259,13 +263,13 @@ def judge_sweep(
 
 
 def seeds_of(entry: dict[str, Any]) -> str:
-    """What its figures are of."""
+    """Describe what an entry's figures are means of."""
     count = len(entry["seeds"])
     return f"mean ± std of {count} seeds" if count > 1 else "one seed ± 95 % over images"
 
 
 def rows(entries: list[dict[str, Any]]) -> list[str]:
-    """Entries as a table."""
+    """Format entries as a table."""
     lines = [["", "T", "K", "floats", "bound", "recon", "KL z", "KL y", "[kl_over_T]"]]
     for entry in entries:
         facts = [entry["label"], entry["T"], entry["K"] or "-", f"{entry['floats_per_image']:.0f}"]
@@ -279,19 +283,19 @@ def rows(entries: list[dict[str, Any]]) -> list[str]:
         " or ".join(f"{n:,}" for n in sorted(set(each)))
         for each in ([e["n_images"] for e in entries], map(images_seen, entries))
     )
-    said = [
+    text = [
         *columns(lines, left=1).splitlines(),
         f"nats per image, {images} test images, {seen} seen, {seeds_of(entries[0])}; floats of M",
     ]
     if any(entry["kl_over_T"] for entry in entries):
-        said.append("[kl_over_T]: no bound; other runs, trained with each KL weighed 1/T")
+        text.append("[kl_over_T]: no bound; other runs, trained with each KL weighed 1/T")
     if any(entry["early"] for entry in entries):
-        said.append("*: scored before four fifths of its run")
-    return said
+        text.append("*: scored before four fifths of its run")
+    return text
 
 
 def gap_lines(gaps: dict[str, dict[str, Any]], what: str) -> list[str]:
-    """Gaps as lines, by model; `what` says what a gap is of it."""
+    """Format gaps as lines, one per model; each starts with `what`."""
     return [
         f"{what} {model}: {found['nats']:.2f} ± {found['margin']:.2f} nats ({found['over']})"
         for model, found in gaps.items()
@@ -304,7 +308,7 @@ def gap_lines(gaps: dict[str, dict[str, Any]], what: str) -> list[str]:
 def draw_sweep(
     lab: Lab, across: str, at: list[int], by_model: dict[str, list[dict[str, Any]]]
 ) -> Figure:
-    """The bound of each model, its divergences and `kl_over_T`, against T or K."""
+    """Plot each model's bound, its KL terms and `kl_over_T` against T or K."""
     first = next(iter(by_model.values()))[0]
     title = f"{lab.preset}: {seeds_of(first)}, {first['steps']} steps of about "
     figure = plots.canvas(13.6, 4.4, f"{title}{images_per_step(lab)} images")
@@ -333,7 +337,7 @@ def draw_sweep(
 
 
 def draw_bounds(lab: Lab, entries: list[dict[str, Any]]) -> Figure:
-    """Both scores, a bar for each entry, a point for each seed."""
+    """Plot both scores: a bar for each entry, a point for each seed."""
     first = entries[0]
     seen = " or ".join(f"{n:,}" for n in sorted({images_seen(entry) for entry in entries}))
     title = f"{lab.preset}, T={first['T']}, {seen} images each; {seeds_of(first)}"

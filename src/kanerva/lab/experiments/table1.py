@@ -1,8 +1,8 @@
-"""Table 1: models by data sets, from the records of evaluations; the paper's figures beside ours.
+"""Table 1: models by data sets, from evaluation records, with the paper's figures beside ours.
 
-Three figures stand apart and are never mixed: the paper's; our `kl_over_T`, of runs trained with
-each KL weighed 1/T, which may be how the paper counts and is no bound; our `bound`, which is valid.
-The memory is free in all of them, so its floats for each image stand in the text.
+Three kinds of figures are never mixed: the paper's; our `kl_over_T`, of runs trained with each KL
+weighted by 1/T, which may be the paper's accounting and is not a bound; and our `bound`, which is
+valid. None of them charges for the memory, so each row states its floats per image.
 """
 
 import math
@@ -17,7 +17,7 @@ from kanerva.lab.harness import About, Figures, Finding, Lab
 from kanerva.lab.paper_figures import BITS_PER_DIM, KANERVA_PP, NOT_A_BOUND, TABLE1
 from kanerva.lab.tables import SETS, of_one_config, score_field, unit
 
-# row: label, model, its variants, the first that is there; rivals at full strength come first
+# row: label, model, variants. The first variant with a record counts; `strong` comes first
 ROWS: dict[str, tuple[str, str, tuple[str | None, ...]]] = {
     "vma": ("VMA", "vma", ("strong", None)),
     "km": ("KM", "km", ("strong", None)),
@@ -44,7 +44,7 @@ Cells = dict[str, dict[str, Any]]  # by data set and by row
 
 
 def read_tested(folder: Path) -> list[dict[str, Any]]:
-    """Every record of a test set under `results/`."""
+    """Read every record of a test set under `results/`."""
     places = [folder / name for name in SETS if any((folder / name).glob("*.json"))]
     return [r for place in places for r in read_records(place) if r["split"] == "test"]
 
@@ -52,12 +52,12 @@ def read_tested(folder: Path) -> list[dict[str, Any]]:
 def find_cell(
     found: list[dict[str, Any]], name: str, model: str, variants: tuple[str | None, ...]
 ) -> dict[str, Any] | None:
-    """What a model has on a data set: the first variant there is; seeds of one configuration; whole
-    test sets rather than parts."""
+    """The cell of a model on a data set: of the first variant with records, over seeds of one
+    configuration, with whole test sets preferred to parts."""
     mine = [r for r in found if r["preset"] == name and r["model"] == model]
     for variant in variants:
         alike = [r for r in mine if r["variant"] == variant]
-        if variant in (None, "store"):  # weights in a larger memory have a row of their own
+        if variant in (None, "store"):  # the same weights with a larger memory have their own row
             alike = [r for r in alike if not is_resized(r)]
         whole = [r for r in alike if not r["partial"]] or alike
         if whole:
@@ -66,14 +66,14 @@ def find_cell(
 
 
 def collect_cells(found: list[dict[str, Any]], names: list[str]) -> Cells:
-    """Every row's cell of some data sets, and the model's own by the paper's likely accounting."""
+    """The cells of every row on some data sets, and those of the paper's likely accounting."""
     wanted = {row: (model, variants) for row, (_, model, variants) in ROWS.items()}
     wanted |= {f"{row}-{LIKELY}": (row, (LIKELY,)) for row in ROWS if row == ROWS[row][1]}
     return {n: {row: find_cell(found, n, *what) for row, what in wanted.items()} for n in names}
 
 
 def average(alike: list[dict[str, Any]], name: str) -> dict[str, Any]:
-    """Seeds of one configuration as one cell."""
+    """Average seeds of one configuration to one cell."""
     first = alike[0]
     part = score_field(name)
     charged = [r["full_bound"][part] for r in alike if "full_bound" in r]
@@ -96,13 +96,13 @@ def average(alike: list[dict[str, Any]], name: str) -> dict[str, Any]:
 
 
 def memory_cost(bits: float, record: dict[str, Any], part: str) -> float:
-    """A memory's bits as nats of an image, or as bits of each of its dimensions."""
+    """A memory's bits in nats per image, or in bits per dimension."""
     if part == "nll_nats":
         return bits * math.log(2)
     return bits * record["bound"]["bits_per_dim"] * math.log(2) / record["bound"]["nll_nats"]
 
 
-HEADLINE = {  # what a row of the first screen says, its row here and its score
+HEADLINE = {  # rows of the README's table: text to row of this table and score
     "`kpp-paper`, the paper as printed": ("kpp-paper", "bound"),
     "a VAE with that encoder and decoder": ("vae", "bound"),
     "**`kpp`**, 384 numbers an image": ("kpp", "bound"),
@@ -114,12 +114,12 @@ HEADLINE = {  # what a row of the first screen says, its row here and its score
 
 
 def headline(records: list[dict[str, Any]]) -> str:
-    """The one table of a first screen, as Markdown: what an image costs given its memory, the
-    memory's bits, and the sum of both."""
+    """The README's table, as Markdown: the bound given the memory, the memory's bits, and the sum
+    of both."""
     whole = [r for r in records if r["split"] == "test" and not r["partial"]]
     names = [name for name in KANERVA_PP if any(r["preset"] == name for r in records)]
     cells = collect_cells(whole, names)
-    for name in names:  # not of the paper's table, which counts floats
+    for name in names:  # not in Table 1, which counts floats
         cells[name]["kpp-bits"] = find_cell(whole, name, "kpp-bits", ("bits",))
     titles = [f"{SETS[name]}, {unit(name).removesuffix('/image')}" for name in names]
     rows = [
@@ -143,15 +143,15 @@ def headline(records: list[dict[str, Any]]) -> str:
 
 
 def format_cost(found: dict[str, Any], how: str) -> str:
-    """The mean over seeds; where unwritten images cost a fifth more in some seeds than in others,
-    both ends: of two kinds of runs a mean is neither."""
+    """Format the mean over seeds. For unwritten images that cost a fifth more with some seeds than
+    with others, format the range instead: then the mean describes none of them."""
     low, high = min(found["each"]), max(found["each"])
     apart = how == "left_out" and high > 1.2 * low
     return f"{low:.0f} to {high:.0f}" if apart else f"{found['mean']:.2f}"
 
 
 def train_cells(lab: Lab) -> Cells:
-    """Where there are no records: three models trained and scored for the table alone."""
+    """Without records: train and score three models for the table alone."""
     column: dict[str, Any] = dict.fromkeys(ROWS)
     for name in ("kpp", "kpp-paper", "vae"):
         entry = train_and_score(lab, Setting(name, name), [lab.seed])
@@ -161,7 +161,7 @@ def train_cells(lab: Lab) -> Cells:
     return {lab.preset: column}
 
 
-# Words
+# Text
 
 
 def verdict(figures: Figures) -> str:
@@ -170,7 +170,7 @@ def verdict(figures: Figures) -> str:
 
 
 def judge_cells(cells: Cells) -> str:
-    """By the valid bound alone."""
+    """The verdict by the valid bound alone."""
     found = compare_with_paper(cells)
     if not found:
         return NOTHING
@@ -181,8 +181,8 @@ Comparison = tuple[str, list[str], dict[str, float]]  # a model; what it reaches
 
 
 def compare_with_paper(cells: Cells) -> list[Comparison]:
-    """For each of our models, its bound on every data set that the paper has too, and those on
-    which it reaches the paper's."""
+    """For each of our models, its bound on every data set of the paper, and those sets on which it
+    reaches the paper's figure."""
     found = []
     for row in ("kpp-paper", "kpp", "kpp-48"):
         scores = {
@@ -197,7 +197,7 @@ def compare_with_paper(cells: Cells) -> list[Comparison]:
 
 
 def in_words(found: list[Comparison]) -> str:
-    """Where each of our models reaches the paper's figures."""
+    """Describe where each of our models reaches the paper's figures."""
     parts = []
     for model, reached, scores in found:
         good = [f"{SETS[name]} ({scores[name]:.2f})" for name in reached]
@@ -213,7 +213,7 @@ def in_words(found: list[Comparison]) -> str:
 
 
 def format_cells(cells: Cells, trained_here: bool) -> list[str]:
-    """A block for each data set, a row for each model that has a figure, ours or the paper's."""
+    """Format a block for each data set, with a row for each model that has a figure."""
     lines = []
     for name, column in cells.items():
         lines.append(
@@ -257,7 +257,7 @@ def format_cells(cells: Cells, trained_here: bool) -> list[str]:
 
 
 def format_published(row: str, name: str) -> str:
-    """A figure of the paper's as it stands there."""
+    """Format a figure as in the paper."""
     paper = TABLE1.get(row, {}).get(name)
     if paper is None:
         return ""

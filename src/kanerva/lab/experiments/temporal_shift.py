@@ -1,4 +1,4 @@
-"""§3.3: does the temporal shift help, and does it cost the exchangeability of episodes?"""
+"""§3.3: does the temporal shift help, and are episodes still exchangeable with it?"""
 
 from typing import Any
 
@@ -17,8 +17,8 @@ from kanerva.lab.paper_figures import SHIFT_GAIN
 from kanerva.models.base import MemoryModel
 from kanerva.shapes import Episode
 
-EXCHANGEABLE = 0.001  # nats: no more than rounding changes a bound by
-PAIRS = {  # without the shift, and with it; of DKM KL(M) is unpaid by the bound
+EXCHANGEABLE = 0.001  # nats: no more than the effect of rounding
+PAIRS = {  # without the shift, and with it; DKM's bound does not include KL(M)
     "kpp-paper": (
         sweep.of_paper("kpp-paper, no shift", "kpp-paper", "-unshifted", encoder={"shift": 0.0}),
         sweep.of_paper("kpp-paper", "kpp-paper"),
@@ -31,24 +31,25 @@ PAIRS = {  # without the shift, and with it; of DKM KL(M) is unpaid by the bound
 
 
 def reorder(images: Episode, generator: torch.Generator) -> tuple[Episode, Int[Tensor, "B T"]]:
-    """Each episode in another order, and which image came where."""
+    """Shuffle each episode; also return the order."""
     shape = images.shape[:2]
     order = torch.rand(shape, generator=generator, device=images.device).argsort(dim=1)
     return images[torch.arange(len(images), device=images.device)[:, None], order], order
 
 
 def put_back(values: Float[Tensor, "B T"], order: Int[Tensor, "B T"]) -> Float[Tensor, "B T"]:
-    """Undo an order: a value for each image where it was."""
+    """Undo an order: put each image's value back to its place."""
     return torch.empty_like(values).scatter(1, order, values)
 
 
 @torch.no_grad()
 def change_by_order(lab: Lab, model: MemoryModel, setting: Setting) -> dict[str, Any]:
-    """Nats by which an image's score changes when its episode is shuffled, everything at its mean,
-    so that only the order differs; and between two draws of the latents in one order."""
+    """How many nats an image's score changes when its episode is shuffled, with all latents at
+    their means, so that only the order differs. Also, between two samples of the latents in one
+    order."""
     config = lab.config(setting.model, setting.start, **setting.parts)
     episodes = fixed_episodes(config, load_split(config, "test", lab.data_root), lab.device)
-    moved, drawn = [], []
+    reordered, resampled = [], []
     for chunk in chunks(episodes, holding(episodes, sweep.IMAGES), None):
         images, counted = chunk.batch.images, chunk.batch.counted
         at_means = model.elbo(images, sample=False).nll_nats
@@ -58,35 +59,37 @@ def change_by_order(lab: Lab, model: MemoryModel, setting: Setting) -> dict[str,
             model.elbo(images, generator=lab.noise("draw", number, chunk.start)).nll_nats
             for number in range(2)
         ]
-        moved.append((after - at_means)[counted])
-        drawn.append((draws[1] - draws[0])[counted])
-    change = torch.cat(moved).double()
+        reordered.append((after - at_means)[counted])
+        resampled.append((draws[1] - draws[0])[counted])
+    change = torch.cat(reordered).double()
     return {
         "order": float(change.abs().mean()),
         "order_mean": float(change.mean()),
-        "resampling": float(torch.cat(drawn).double().abs().mean()),
+        "resampling": float(torch.cat(resampled).double().abs().mean()),
         "n_images": len(change),
     }
 
 
 def verdict(figures: Figures) -> str:
-    """Whether the shift helps each model, and whether an episode's order matters to it."""
+    """Whether the shift helps each model, and whether the order of an episode matters to it."""
     gains = figures["gains"]
     helped = [name for name, found in gains.items() if found["clear"] and found["nats"] > 0]
     claim = f"The shift helps {' and '.join(helped)}"
     if len(helped) < len(gains):
         claim = f"That the shift helps {' and '.join(gains)} does NOT show"
     over = next(iter(gains.values()))["over"]
-    said = [f"{claim}: {tell_gains(gains)} ({over}; the paper: {SHIFT_GAIN} for DKM, Omniglot)."]
-    if likely := figures.get("likely_gains"):  # older records have none
-        said.append(f"By kl_over_T, which is no bound: {tell_gains(likely)}.")
+    said = [
+        f"{claim}: {describe_gains(gains)} ({over}; the paper: {SHIFT_GAIN} for DKM, Omniglot)."
+    ]
+    if likely := figures.get("likely_gains"):  # missing in older records
+        said.append(f"By kl_over_T, which is no bound: {describe_gains(likely)}.")
     if figures["order"]:
         said.append(judge_order(figures["order"]))
     return " ".join(said)
 
 
-def tell_gains(gains: dict[str, dict[str, Any]]) -> str:
-    """What the shift does to each model."""
+def describe_gains(gains: dict[str, dict[str, Any]]) -> str:
+    """Describe the effect of the shift on each model."""
     words = []
     for model, found in gains.items():
         does = "helps" if found["nats"] > 0 else "HARMS"
@@ -96,7 +99,7 @@ def tell_gains(gains: dict[str, dict[str, Any]]) -> str:
 
 
 def judge_order(orders: dict[str, dict[str, Any]]) -> str:
-    """To whom an episode's order matters."""
+    """Describe which models depend on the order of an episode."""
     free = [name for name, found in orders.items() if found["order"] < EXCHANGEABLE]
     bound = [
         f"{name} {found['order']:.2f} (two draws of its latents: {found['resampling']:.2f})"
@@ -114,7 +117,7 @@ def judge_order(orders: dict[str, dict[str, Any]]) -> str:
 def run(lab: Lab) -> Finding:
     found = {} if lab.quick else read_pairs(lab)
     orders: dict[str, dict[str, Any]] = {}
-    if "dkm" not in found:  # the pair that the paper has a figure for
+    if "dkm" not in found:  # the pair with a figure in the paper
         found, orders = train_pairs(lab)
     gains = {
         how: {
@@ -142,13 +145,13 @@ Pair = tuple[dict[str, Any], list[dict[str, Any]]]  # the entry without the shif
 
 
 def read_pairs(lab: Lab) -> dict[str, Pair]:
-    """From records, those pairs that are there."""
+    """Read the pairs that have records."""
     found = {m: sweep.read_entries(list(pair), lab.preset, least=1) for m, pair in PAIRS.items()}
     return {model: (pair[0], pair[1:]) for model, pair in found.items() if pair is not None}
 
 
 def train_pairs(lab: Lab) -> tuple[dict[str, Pair], dict[str, dict[str, Any]]]:
-    """All of them, and what an episode's order does to each."""
+    """Train all pairs, and measure the effect of an episode's order on each."""
     equal, chosen = sweep.equal_runs(lab, 200), sweep.seeds(lab, 1)
     found, orders = {}, {}
     for model, pair in PAIRS.items():

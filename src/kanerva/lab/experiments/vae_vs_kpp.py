@@ -1,12 +1,12 @@
-"""App. C: samples of a VAE beside those of K++: how sharp, and how near to real images.
+"""App. C: samples of a VAE and of K++: how sharp they are, and how close to real images.
 
-Memories are written from training images, which every model has seen, and samples are compared with
-test images, which none has: a model that only replays its memory can come as near as other training
-images do, no nearer. `nothing written` has kpp's networks and an empty memory: what is left without
-it. A `store` memory is left out: its hard reads replay a block that was written, or an empty one.
+Memories hold training images, which every model has seen. Samples are compared with test images,
+which none has seen: a model that only replays its memory can be as close as training images are, no
+closer. `nothing written` is kpp with an empty memory. The variant `store` is left out: its hard
+reads replay a written block, or an empty one.
 
-Sharpness is that of expected pixels, as in the paper's pictures. Fréchet distances are given of
-these and of pixels drawn from p(x|z), which is what a model says images look like.
+Sharpness is that of expected pixels, as in the paper's pictures. Fréchet distances are given for
+these, and for pixels sampled from p(x|z), which are a model's actual samples.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,12 @@ import torch
 from torch import Tensor
 
 from kanerva.data.splits import load_split
-from kanerva.evaluation.frechet import Eye, frechet, frechet_spread, trained_eye
+from kanerva.evaluation.frechet import (
+    FeatureExtractor,
+    frechet,
+    frechet_spread,
+    train_feature_extractor,
+)
 from kanerva.evaluation.report import columns
 from kanerva.lab.experiments.measures import interval, is_blurred, pm, rms, sharpness
 from kanerva.lab.experiments.scene import (
@@ -34,46 +39,48 @@ from kanerva.pictures import Pictures, sheet
 from kanerva.presets import preset
 
 DRAWN = 20  # samples for every GROUP of images written
-RESAMPLES = 20  # of the bootstrap that gives the error
+RESAMPLES = 20  # of the bootstrap for the error
 SHOWN = 32
-Scores = dict[str, Any]  # of one model: Fréchet distances, sharpness, distance to what was written
+Scores = dict[
+    str, Any
+]  # of one model: Fréchet distances, sharpness, distance to the written images
 
 
 @torch.no_grad()
 def draw_samples(
     model: MemoryModel, written: Pictures, length: int, generator: torch.Generator
 ) -> dict[str, tuple[Pictures, Pictures]]:
-    """DRAWN samples at random keys: expected pixels, and pixels drawn; with an empty memory too,
-    where a model knows what that is."""
+    """DRAWN samples at random keys: expected pixels, and sampled pixels. Also with an empty memory,
+    if the model has one."""
     at = write_scene(model, written.unflatten(0, (-1, length)), generator)
     keys = at.draw_keys(-(-DRAWN * length // GROUP), generator)
     scenes = {"": at}
     if model.has_blocks:
         scenes["nothing written"] = Scene(model, model.empty(len(at.starts)), at.starts)
-    found = {}
-    for how, one in scenes.items():
-        readout = one.readouts(keys, generator)
+    samples = {}
+    for how, scene in scenes.items():
+        readout = scene.readouts(keys, generator)
         mean = model.likelihood.mean(model.decoder(readout))
-        drawn = model.sample_pixels(readout, generator)
-        found[how] = (mean.flatten(0, 1)[:DRAWN], drawn.flatten(0, 1)[:DRAWN])
-    return found
+        pixels = model.sample_pixels(readout, generator)
+        samples[how] = (mean.flatten(0, 1)[:DRAWN], pixels.flatten(0, 1)[:DRAWN])
+    return samples
 
 
 @dataclass(frozen=True)
 class Judge:
-    """Compares pictures with real ones, by the features that a network sees in both."""
+    """Compares pictures with real ones, by a network's features of both."""
 
-    eye: Eye
+    extractor: FeatureExtractor
     reference: Tensor  # features of real images
     binary: bool
 
     def score(
         self, means: Pictures, near: Tensor, noise: torch.Generator, **made: Pictures
     ) -> Scores:
-        """The Fréchet distance of what was made, with its standard error, and how sharp it is."""
+        """The Fréchet distances of samples, with their standard errors, and their sharpness."""
         scores: Scores = {}
         for how, pictures in made.items():
-            seen = self.eye(pictures)
+            seen = self.extractor(pictures)
             error = frechet_spread(
                 seen, self.reference, group=DRAWN, resamples=RESAMPLES, generator=noise
             )
@@ -85,19 +92,19 @@ class Judge:
 def score_model(
     lab: Lab, judge: Judge, name: str, model: MemoryModel, length: int, groups: int
 ) -> tuple[dict[str, Scores], list[tuple[str, Pictures]]]:
-    """A model's samples from many memories, scored; and some to look at."""
+    """Score a model's samples from many memories; also return some to draw."""
     made: dict[str, list[tuple[Tensor, Tensor, Tensor]]] = {}
     for group in range(groups):
         written = lab.images(GROUP, "train", skip=group * GROUP)
         noise = lab.noise(name, "samples", group)
-        for how, (mean, drawn) in draw_samples(model, written, length, noise).items():
+        for how, (mean, pixels) in draw_samples(model, written, length, noise).items():
             near = rms(mean, written).amin(dim=1)
-            made.setdefault(join(name, how), []).append((mean, drawn, near))
+            made.setdefault(join(name, how), []).append((mean, pixels, near))
     found, shown = {}, []
     for label, each in made.items():
-        mean, drawn, near = (torch.cat(one) for one in zip(*each, strict=True))
+        mean, pixels, near = (torch.cat(one) for one in zip(*each, strict=True))
         noise = lab.noise(label, "bootstrap")
-        found[label] = judge.score(mean, near, noise, expected=mean, drawn=drawn)
+        found[label] = judge.score(mean, near, noise, expected=mean, drawn=pixels)
         shown.append((f"{label}: expected pixels", mean[:SHOWN]))
     return found, shown
 
@@ -114,10 +121,10 @@ def run(lab: Lab) -> Finding:
 
     pixels, labels = lab.labelled(min(in_train, lab.pick(20_000, 50_000)), "train")
     steps = lab.steps or lab.pick(200, 5000)
-    lab.say(f"training what sees features: {steps} steps")
-    eye = trained_eye(pixels, labels, steps=steps, generator=lab.noise("eye"))
+    lab.say(f"training the feature extractor: {steps} steps")
+    extractor = train_feature_extractor(pixels, labels, steps=steps, generator=lab.noise("eye"))
     real = lab.images(min(count, in_test), "test")
-    judge = Judge(eye, eye(real), is_binary(ready["vae"][0]))
+    judge = Judge(extractor, extractor(real), is_binary(ready["vae"][0]))
 
     found: dict[str, Scores] = {}
     parts = [("test images", real[:SHOWN])]
@@ -125,12 +132,12 @@ def run(lab: Lab) -> Finding:
         scores, shown = score_model(lab, judge, name, model, length, groups)
         found |= scores
         parts += shown
-    # how near samples can come at all: images that no model made, and another set as large
+    # how close samples can be at best: real training images, and two sets of test images
     near = rms(real[:DRAWN], lab.images(GROUP, "train")).amin(dim=1)
     training = pixels[:count]
     found["training images"] = judge.score(training, near, lab.noise("others"), drawn=training)
     again = len(real) if in_test >= 2 * len(real) else len(real) // 2
-    two = eye(lab.images(2 * again, "test")).split(again)
+    two = extractor(lab.images(2 * again, "test")).split(again)
     found["test images, two sets"] = {"drawn": {"distance": frechet(*two)}}
     figures = {
         "samples": count,
@@ -138,11 +145,11 @@ def run(lab: Lab) -> Finding:
         "test_images": len(real),
         "two_sets_of": again,
         "features": {
-            "learnt_from": eye.learnt_from,
+            "learnt_from": extractor.learnt_from,
             "images": len(pixels),
             "steps": steps,
-            "classes": eye.classes,
-            "accuracy": eye.accuracy,
+            "classes": extractor.classes,
+            "accuracy": extractor.accuracy,
         },
         "models": found,
     }
@@ -150,20 +157,20 @@ def run(lab: Lab) -> Finding:
 
 
 def nearer(one: Scores, other: Scores) -> bool:
-    """Nearer to real images, by more than two standard errors."""
+    """Whether one is closer to real images than the other, by more than two standard errors."""
     mine, theirs = one["drawn"], other["drawn"]
     error = (mine["error"] ** 2 + theirs["error"] ** 2) ** 0.5
     return mine["distance"] + 2 * error < theirs["distance"]
 
 
 def distance(scores: Scores, how: str = "drawn", digits: int = 1) -> str:
-    """To real images, with its error."""
+    """Format the distance to real images with its error."""
     found = scores.get(how)
     return "-" if found is None else pm(found | {"mean": found["distance"]}, digits)
 
 
 def verdict(figures: Figures) -> str:
-    """Whose samples are sharper, whose nearer to real images, and what the memory adds."""
+    """Which models' samples are sharper and closer to real images, and what the memory adds."""
     found = figures["models"]
     vae, words = found["vae"], []
     for name in ("kpp-generate", "kpp-paper"):
@@ -179,7 +186,7 @@ def verdict(figures: Figures) -> str:
 
 
 def memory_effect(found: dict[str, Scores]) -> str:
-    """How much of the way to real images is due to what was written."""
+    """How much closer to real images the written memory brings samples."""
     ours, empty = found["kpp-generate"], found["kpp-generate, nothing written"]
     start = f"kpp's networks with nothing written: {distance(empty)}, so the memory"
     if not nearer(ours, empty):
@@ -193,7 +200,7 @@ def memory_effect(found: dict[str, Scores]) -> str:
 
 
 def table(figures: Figures) -> list[str]:
-    """A row for each model and for real images."""
+    """A table with a row for each model and for real images."""
     features, again = figures["features"], figures["two_sets_of"]
     about = "labels" if features["learnt_from"] == "labels" else "images: there are no labels"
     if features["accuracy"] is not None:

@@ -1,4 +1,4 @@
-"""Fused kernels for GPUs; on other devices plain operations compute the same."""
+"""Fused GPU kernels. On other devices plain PyTorch operations compute the same numbers."""
 
 try:
     import triton as triton  # pyright: ignore[reportMissingImports]

@@ -1,13 +1,13 @@
-"""The discretized mixture of logistics in one kernel each way, for a decoder's output on a GPU.
+"""The discretized mixture of logistics: one forward and one backward kernel for a GPU.
 
 Plain PyTorch makes some ten kernels of `LogisticMixture.pixel_log_prob` and its gradient. Here one
-Triton program has a block of pixels and walks once through their components, in registers; the way
-back reads the decoder's output once more and writes its gradient.
+Triton program takes a block of pixels and loops once over their components, in registers. The
+backward kernel reads the decoder's output once more and writes its gradient.
 
-Ask `supported` first; elsewhere `LogisticMixture` computes the same numbers.
+Call `supported` first. Where it returns False, `LogisticMixture` computes the same numbers.
 """
 
-# Where triton's names are missing, `supported` says no and nothing reaches them.
+# Without triton its names are undefined, but `supported` then returns False and nothing uses them.
 # pyright: reportPossiblyUnboundVariable=false
 
 from typing import Any, no_type_check
@@ -59,12 +59,12 @@ def _fields(images: Tensor) -> int:
 @no_type_check
 def _insist() -> None:
     if not AVAILABLE:
-        raise RuntimeError("the fused mixture needs triton and torch>=2.6: ask `supported` first")
+        raise RuntimeError("the fused mixture needs triton and torch>=2.6: call `supported` first")
 
 
-# The operators, on flat maps: output (N, F, P), images (N, C, P), log-probabilities (N, P). Beside
-# these the forward gives what the backward would need another pass for: ln of the sum over a
-# pixel's components of e^logit, and of e^logit times the density, (N, 2, P).
+# The operators, on flat maps: output (N, F, P), images (N, C, P), log-probabilities (N, P). The
+# forward also returns two log-sums over a pixel's components, (N, 2, P), which would cost the
+# backward another pass: the sum of e^logit, and the sum of e^logit times the density.
 
 
 def _tiling(output: Tensor, images: Tensor) -> tuple[tuple[Any], dict[str, Any]]:
@@ -105,10 +105,10 @@ def _mixture_grads(ctx: Any, dy: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
     return _mixture_back(dy.contiguous(), *ctx.saved_tensors), None
 
 
-# The kernels. Everything in a tile is one number per pixel, and a loop goes over components.
+# The kernels. A tile holds one number per pixel; a loop runs over the components.
 #
-# A bin is scored in a form with few exponentials and one logarithm for all channels. At x from the
-# mean, in units of the scale, with half a bin k = 1 / (255 scale) and t = e^-|x|:
+# A bin's probability is computed with few exponentials and one logarithm for all channels. Let x be
+# the distance from the mean in units of the scale, k = 1 / (255 scale) half a bin, t = e^-|x|:
 #
 #   inside  s(x + k) - s(x - k) = 2 sinh(k) t / ((1 + t e^k) (1 + t e^-k))
 #   edge    s(v), v = k + x in the first bin and k - x in the last:
@@ -127,7 +127,7 @@ if AVAILABLE:
     @triton.jit
     @no_type_check
     def _level(ptr, mask):
-        # A channel on [-1, 1], and its edge.
+        # Return a channel on [-1, 1], and its `edge`.
         level = 2.0 * _load(ptr, mask) - 1.0
         edge = tl.where(level < -1.0 + 0.5 / 255.0, 1.0, 0.0)
         return level, tl.where(level > 1.0 - 0.5 / 255.0, -1.0, edge)
@@ -140,7 +140,7 @@ if AVAILABLE:
     @triton.jit
     @no_type_check
     def _tanh(x):
-        # Also its slope.
+        # Return tanh(x) and its slope.
         e = tl.exp(-2.0 * tl.abs(x))
         d = 1.0 / (1.0 + e)
         size = (1.0 - e) * d
@@ -164,7 +164,7 @@ if AVAILABLE:
     @triton.jit
     @no_type_check
     def _parts(distance, log_scale, edge):
-        # near and far belong to the two ends of the bin; beyond is the edge's case v > k.
+        # `near` and `far` are the denominators at the bin's two ends; `beyond` is the case v > k.
         inverse = tl.exp(-log_scale)
         x = distance * inverse
         k = inverse * (1.0 / 255.0)
@@ -175,7 +175,7 @@ if AVAILABLE:
     @triton.jit
     @no_type_check
     def _bin(distance, log_scale, edge):
-        # ln p of one channel, as linear + ln(over / under).
+        # Return ln p of one channel as three parts: linear + ln(over / under).
         inverse, x, k, t, near, far, inside, beyond = _parts(distance, log_scale, edge)
         over = tl.where(inside, _sinh_ratio(k), tl.where(beyond, 1.0, tl.exp(k)))
         under = tl.where(beyond, 1.0, near) * tl.where(inside | beyond, far, 1.0)
@@ -186,8 +186,8 @@ if AVAILABLE:
     @triton.jit
     @no_type_check
     def _bin_slopes(distance, log_scale, edge):
-        # d ln p / d mean and d ln p / d log scale of one channel. The compiler sees that `_bin` has
-        # the same parts.
+        # Return d ln p / d mean and d ln p / d log scale of one channel. The compiler shares the
+        # subexpressions with `_bin`.
         inverse, x, k, t, near, far, inside, beyond = _parts(distance, log_scale, edge)
         ratio = _sinh_ratio(k)
         shared = 1.0 / (near * far * ratio)  # one division where two are needed
@@ -196,7 +196,7 @@ if AVAILABLE:
         gate = tl.where(beyond, t * tl.exp(-k) * near, far) * both
         along = tl.where(x > 0.0, t * t - 1.0, 1.0 - t * t) * both
         along = tl.where(inside, along, edge * gate)  # d / dx
-        # k d / dk: k coth(k), here `coth`, less k times the bin's probability; or k s(-v).
+        # k d / dk: inside, k coth(k) minus k times the bin's probability; at an edge, k s(-v).
         coth = 0.5 * (tl.exp(k) + tl.exp(-k)) * near * far * shared
         widen = tl.where(inside, coth - 2.0 * k * k * ratio * t * both, k * gate)
         return -inverse * along, -x * along - widen
@@ -204,7 +204,7 @@ if AVAILABLE:
     @triton.jit
     @no_type_check
     def _join(top, total, value):
-        # One more term of a sum of exponentials, total * e^top.
+        # Add one term to a sum of exponentials that is kept as total * e^top.
         step = value - top
         shrink = tl.exp(-tl.abs(step))
         total = tl.where(step > 0.0, total * shrink + 1.0, total + shrink)
@@ -319,7 +319,7 @@ if AVAILABLE:
                 linear, over, under = linear + more, over * up, under * down
                 blue_mean, blue_scale = _bin_slopes(distance, _clamp(raw), blue_edge)
                 blue_scale = tl.where(raw < -7.0, 0.0, blue_scale)
-            # The component's share of the pixel, times what arrives.
+            # The component's responsibility for the pixel, times the incoming gradient.
             share = dy * tl.exp(logit + linear + tl.log(over / under) - joint)
             tl.store(back, share - dy * tl.exp(logit - prior), mask=mask)
             tl.store(back + step, share * mean, mask=mask)

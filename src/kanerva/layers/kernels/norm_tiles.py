@@ -1,14 +1,15 @@
-"""What the fused norms share: which maps they take, how a sample is cut, and parts of kernels.
+"""Shared by the fused norms: which maps they support, how a sample is tiled, common kernel parts.
 
-Plain PyTorch reads a map several times for a norm and its activation: for its statistics, to
-normalise, to activate, and again for every step back. In `norms.py` one Triton
-program has one sample: each direction reads it once and keeps it in registers where it fits, else
-reads it twice.
+Plain PyTorch reads a map several times for a norm and its activation: for the statistics, to
+normalise, to activate, and once more for each step of the backward pass. In `norms.py` one Triton
+program takes one sample. Each pass reads it once and keeps it in registers if it fits, and reads
+it twice otherwise.
 
-Ask `supported` first; elsewhere `GroupNorm`, `SiLU` and `EvoNormS0` compute the same numbers.
+Call `supported` first. Where it returns False, `GroupNorm`, `SiLU` and `EvoNormS0` compute the same
+numbers.
 """
 
-# Where triton's names are missing, `supported` says no and nothing reaches them.
+# Without triton its names are undefined, but `supported` then returns False and nothing uses them.
 # pyright: reportPossiblyUnboundVariable=false
 
 from typing import Any, no_type_check
@@ -28,7 +29,8 @@ PerChannel = Float[Tensor, " C"]
 
 
 def supported(x: Tensor, groups: int) -> bool:
-    """Whether the kernels take this map: on a GPU, channels (all, per group) powers of two."""
+    """Whether the kernels can run on this map: it is on a GPU, and its channels and its channels
+    per group are powers of two."""
     if not (AVAILABLE and x.is_cuda and x.ndim == 4 and x.numel() > 0):
         return False
     channels = x.shape[1]
@@ -49,18 +51,19 @@ def _power_of_two(n: int) -> bool:
 @no_type_check
 def require_triton() -> None:
     if not AVAILABLE:
-        raise RuntimeError("fused norms need triton and torch>=2.6: ask `supported` first")
+        raise RuntimeError("fused norms need triton and torch>=2.6: call `supported` first")
 
 
-# How a sample (P, C) is cut. A program takes whole groups, at least `_SLICE` channels of them. Up
-# to 16384 numbers stay in registers; more are read in chunks. Chosen by measurement on an H200: a
-# tile of (ROWS, G, C / G), which needs fewer exchanges between threads, was slower on large maps.
+# How a sample (P, C) is tiled. A program takes whole groups, at least `_SLICE` channels of them. Up
+# to 16384 numbers stay in registers; larger samples are read in chunks. Chosen by measurement on an
+# H200: a tile of (ROWS, G, C / G) needs fewer exchanges between threads but was slower on large
+# maps.
 
 _SLICE, _PER_WARP = 32, 1024
 
 
 def tiling(flat: Tensor, groups: int) -> tuple[tuple[int, int], dict[str, Any]]:
-    """The grid of programs, and the constants they are compiled with."""
+    """The grid of programs, and their compile-time constants."""
     samples, positions, channels = (int(n) for n in flat.shape)  # not symbolic when compiled
     own = max(channels // groups, min(channels, _SLICE))  # channels of one program
     rows = 1 << (positions - 1).bit_length()
@@ -78,9 +81,9 @@ def tiling(flat: Tensor, groups: int) -> tuple[tuple[int, int], dict[str, Any]]:
     }
 
 
-# The operators, on flat maps (N, P, C). Each returns the group statistics (N, G) beside the map, or
-# beside its gradient every sample's part of the parameters' gradients: summed by torch, no atomics.
-# Each wraps its kernel itself, where `triton_op` looks for it.
+# The operators, on flat maps (N, P, C). A forward returns the map and the group statistics (N, G).
+# A backward returns the map's gradient and each sample's part of the parameters' gradients, which
+# torch sums: no atomics. Each operator wraps its own kernel: `triton_op` looks for it there.
 
 
 @no_type_check
@@ -119,17 +122,17 @@ def differentiate(forward, backward):
     forward.register_autograd(grads, setup_context=keep)
 
 
-# The kernels. Program (n, k) has sample n and the k-th C of its ALL channels, G whole groups; tiles
-# are (ROWS, C), and what belongs to a group is kept as one number per channel. `no_type_check`
-# keeps the shape checks of a test run off them: Triton compiles these functions from their source.
-# `eps` is a constant because compiled graphs pass floats as float64.
+# The kernels. Program (n, k) takes sample n and the k-th slice of C of its ALL channels, which is G
+# whole groups. Tiles are (ROWS, C); a group's statistic is repeated for each of its channels.
+# `no_type_check` exempts them from the shape checks of a test run, because Triton compiles these
+# functions from their source. `eps` is a constant because compiled graphs pass floats as float64.
 
 if AVAILABLE:
 
     @triton.jit
     @no_type_check
     def load_tile(ptr, start, P, ALL: tl.constexpr, C: tl.constexpr, ROWS: tl.constexpr):
-        # A tile from row `start` on, in float32, zero past the last row.
+        # Load the tile that starts at row `start`, in float32, with zeros past the last row.
         row = start + tl.arange(0, ROWS)[:, None]
         tile = tl.load(ptr + row * ALL + tl.arange(0, C)[None, :], mask=row < P, other=0.0)
         return tile.to(tl.float32)
@@ -143,7 +146,7 @@ if AVAILABLE:
     @triton.jit
     @no_type_check
     def group_mean(sums, P, C: tl.constexpr, G: tl.constexpr):
-        # From sums over a channel's positions: their group's mean, for every channel.
+        # Turn sums over each channel's positions into the mean of its group, one per channel.
         total = tl.sum(tl.reshape(sums, (G, C // G)), axis=1)
         spread = tl.broadcast_to(total[:, None], (G, C // G))
         return tl.reshape(spread, (C,)) / (P * (C // G))
@@ -151,7 +154,7 @@ if AVAILABLE:
     @triton.jit
     @no_type_check
     def moments(x, P, C: tl.constexpr, G: tl.constexpr, ROWS: tl.constexpr):
-        # Mean and variance of a sample held whole: first the mean, then squares about it.
+        # Mean and variance of a sample that is all in registers: the mean, then squares about it.
         mean = group_mean(tl.sum(x, axis=0), P, C, G)
         centred = tl.where(tl.arange(0, ROWS)[:, None] < P, x - mean[None, :], 0.0)
         return mean, group_mean(tl.sum(centred * centred, axis=0), P, C, G)
@@ -161,8 +164,8 @@ if AVAILABLE:
     def moments_in_chunks(
         x_ptr, P, ALL: tl.constexpr, C: tl.constexpr, G: tl.constexpr, ROWS: tl.constexpr
     ):
-        # The same in one pass: every place of the tile follows Welford's recurrence over its own
-        # rows, then Chan's formula joins the places. No large squares are subtracted.
+        # The same in one pass over chunks. Each position of the tile follows Welford's recurrence
+        # over its own rows, then Chan's formula combines them. No large squares are subtracted.
         row = tl.arange(0, ROWS)[:, None]
         means = tl.zeros((ROWS, C), tl.float32)
         squares = tl.zeros((ROWS, C), tl.float32)
@@ -171,7 +174,7 @@ if AVAILABLE:
             step = tl.where(start + row < P, x - means, 0.0)
             means += step / (start // ROWS + 1)
             squares += step * (x - means)
-        seen = ((P - 1 - row) // ROWS + 1).to(tl.float32)  # rows of each place
+        seen = ((P - 1 - row) // ROWS + 1).to(tl.float32)  # rows seen at each position
         mean = group_mean(tl.sum(means * seen, axis=0), P, C, G)
         off = means - mean[None, :]
         return mean, group_mean(tl.sum(squares + seen * off * off, axis=0), P, C, G)
@@ -179,7 +182,7 @@ if AVAILABLE:
     @triton.jit
     @no_type_check
     def keep_per_group(ptr, values, slot, C: tl.constexpr, G: tl.constexpr):
-        # One number per group, from the group's first channel.
+        # Store one number per group, taken from the group's first channel.
         channel = tl.arange(0, C)
         first = channel % (C // G) == 0
         tl.store(ptr + slot * G + channel // (C // G), values, mask=first)

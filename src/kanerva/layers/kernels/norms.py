@@ -1,6 +1,6 @@
-"""silu(group_norm(x)) and EvoNorm-S0 in one kernel each way, for channels-last maps on a GPU."""
+"""silu(group_norm(x)) and EvoNorm-S0 on channels-last GPU maps: one kernel for each direction."""
 
-# Where triton's names are missing, `supported` says no and nothing reaches them.
+# Without triton its names are undefined, but `supported` then returns False and nothing uses them.
 # pyright: reportPossiblyUnboundVariable=false
 
 from typing import Any, no_type_check
@@ -61,7 +61,7 @@ def _norm_silu_backward(
 def evonorm(
     x: Maps, v: PerChannel, gamma: PerChannel, beta: PerChannel, groups: int, eps: float
 ) -> Maps:
-    """EvoNorm-S0: x * sigmoid(v x) / group_std(x) * gamma + beta, else as `norm_silu`."""
+    """EvoNorm-S0: x * sigmoid(v x) / group_std(x) * gamma + beta. Precision as in `norm_silu`."""
     require_triton()
     flat = x.flatten(2).transpose(1, 2).contiguous()
     y, _, _ = _evonorm(flat, v, gamma, beta, groups, eps)
@@ -82,7 +82,7 @@ def _evonorm_backward(
     return launch_backward(kernel, dy, x, (v, gamma), mean, rstd, 3)
 
 
-# The kernels: `norm_tiles` says what a program has, and what ALL, C, G, ROWS and WHOLE are.
+# The kernels. `norm_tiles` explains what one program computes, and ALL, C, G, ROWS and WHOLE.
 
 if AVAILABLE:
 
@@ -136,7 +136,7 @@ if AVAILABLE:
     @triton.jit
     @no_type_check
     def _silu_of_norm_slope(x, dy, mean, rstd, weight, bias):
-        # The normalised x, and the gradient of u = weight * normalised + bias.
+        # Return the normalised x, and the gradient of u = weight * normalised + bias.
         normal = (x - mean[None, :]) * rstd[None, :]
         u = normal * weight[None, :] + bias[None, :]
         s = tl.sigmoid(u)
@@ -256,7 +256,8 @@ if AVAILABLE:
     @triton.jit
     @no_type_check
     def _evonorm_slope(x, dy, mean, v, scale, pull):
-        # scale = gamma / std; pull is what the group's variance sends back, per unit from the mean.
+        # scale = gamma / std; pull is the gradient through the group's variance, per unit of
+        # distance from the mean.
         s = tl.sigmoid(v[None, :] * x)
         slope = s + v[None, :] * x * s * (1.0 - s)
         return dy * scale[None, :] * slope + pull[None, :] * (x - mean[None, :])
