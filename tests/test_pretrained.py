@@ -33,11 +33,13 @@ from kanerva.lab.ship import CARD, MOST, RECORD, halved, save_halved, ship
 from kanerva.models import build, loading
 from kanerva.models.base import MemoryModel
 from kanerva.models.checkpoint_io import CONFIG, WEIGHTS
+from kanerva.models.kpp_bits import KppBits
 from kanerva.models.loading import PRETRAINED, load, shipped, shipped_folder, shipped_versions
 from kanerva.presets import preset, with_options
 from kanerva.runs import read_run_config
 from kanerva.training.checkpoint import file_digest
 from kanerva.training.loop import train
+from test_bits import CONFIG as BITS
 
 ROOT = Path(__file__).parents[1]
 NAMES = shipped_versions()
@@ -256,10 +258,27 @@ def test_what_is_too_large_is_refused_in_one_line(
 
 
 def test_numbers_beyond_half_precision_are_refused():
-    fine = {"a": torch.ones(2), "count": torch.tensor(70000)}
-    assert halved(fine)["a"].dtype == torch.float16 and halved(fine)["count"] == 70000
-    with pytest.raises(UserError, match="b has numbers out of half precision"):
-        halved(fine | {"b": torch.tensor([1.0, 70000.0])})
+    layer = torch.nn.Linear(2, 1)
+    layer.register_buffer("count", torch.tensor(70000.0))
+    assert halved(layer)["weight"].dtype == torch.float16 and halved(layer)["count"] == 70000
+    with torch.no_grad():
+        layer.bias.fill_(70000)
+    with pytest.raises(UserError, match="bias has numbers out of half precision"):
+        halved(layer)
+
+
+def test_a_model_of_bits_ships_with_the_tables_that_code(tmp_path: Path):
+    """They are counts up to 2^16: rounded, files could not be read."""
+    model = build(BITS)
+    save_halved(model, tmp_path)
+    other = load(tmp_path)
+    assert isinstance(other, KppBits)
+    for name in ("prior.powers", "pixel_code.counts"):
+        assert torch.equal(other.state_dict()[name], model.state_dict()[name])
+    images = (torch.rand(3, *BITS.image) < 0.3).float()
+    other.write(images).save(tmp_path / "memory")
+    again = kanerva.Memory.load(tmp_path / "memory", other.empty())
+    assert torch.equal(other.get(again), images)
 
 
 def test_the_command_ships_a_run_over_an_older_one(

@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from kanerva.config import to_dict
 from kanerva.data.splits import fixed_episodes, load_split
@@ -79,13 +79,15 @@ def ship(
     return into / name
 
 
-def halved(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Convert floating-point weights to half precision."""
-    halves = {name: t.half() if t.is_floating_point() else t for name, t in weights.items()}
-    for name, value in halves.items():
-        if not value.isfinite().all():
+def halved(model: nn.Module) -> dict[str, Tensor]:
+    """Convert parameters to half precision. Buffers keep theirs: they are small, and the tables of
+    a pixel code are counts, which must be exact."""
+    found = model.state_dict()
+    for name, value in model.named_parameters():
+        found[name] = value.detach().half()
+        if not found[name].isfinite().all():
             raise UserError(f"{name} has numbers out of half precision's range: not shipped")
-    return halves
+    return found
 
 
 def save_halved(model: MemoryModel, folder: Path) -> None:
@@ -94,7 +96,7 @@ def save_halved(model: MemoryModel, folder: Path) -> None:
     Unlike a run's weights, these do not contain a hash of their config: the record beside them has
     the hashes of both files.
     """
-    write_tensors(folder / WEIGHTS, halved(model.state_dict()), {"format": "pt"})
+    write_tensors(folder / WEIGHTS, halved(model), {"format": "pt"})
     write_whole(folder / CONFIG, json.dumps(to_dict(model.config), indent=2) + "\n")
     size = (folder / WEIGHTS).stat().st_size
     if size > MOST:
