@@ -23,7 +23,15 @@ place = Path("data/stamps")
 place.mkdir(parents=True)
 for split in ("train", "validation", "test"):
     np.save(place / f"{split}.npy", np.arange(256 * 784, dtype=np.uint8).reshape(256, 1, 28, 28))
-assert len(data.load("stamps", "test", Path("data"))) == 256
+assert data.load("stamps", "test", Path("data")).images.shape == (256, 1, 28, 28)
+np.save(place / "validation.npy", np.zeros((9, 28, 28), np.float32))
+try:
+    data.load("stamps", "validation", Path("data"))
+except kanerva.UserError as error:
+    assert "holds float32 (9, 28, 28); images are uint8 (N, C, H, W)" in str(error)
+else:
+    raise AssertionError("floats were taken")
+np.save(place / "validation.npy", np.zeros((256, 1, 28, 28), np.uint8))
 path = place / "validation.npy"
 whole = path.read_bytes()
 path.write_bytes(whole[:-1])
@@ -79,7 +87,7 @@ def test_a_data_set_a_model_and_a_placement_are_added_as_the_page_says(tmp_path:
     (package / "data" / "stamps.py").write_text(module)
     insert(package / "data" / "registry.py", '    DatasetInfo(\n        "images"', entry)
 
-    config, module, entry = found["A model"]
+    config, module, entry, sizes = found["A model"]
     configs = package / "config" / "models.py"
     insert(
         configs, "\n\n@dataclass(frozen=True, kw_only=True)\nclass KppPaperConfig", "\n\n" + config
@@ -88,9 +96,12 @@ def test_a_data_set_a_model_and_a_placement_are_added_as_the_page_says(tmp_path:
     (package / "models" / "kpp_plain.py").write_text(module)
     insert(package / "models" / "__init__.py", '    "kpp-paper": (', entry)
 
+    contract = (Path(__file__).parent / "test_contract.py").read_text()
+    assert sizes.replace("kpp-plain", "kpp-empty") in contract
+
     placement, choice = found["A placement"]
     insert(package / "memory" / "placement.py", "class Transport(Placement)", placement + "\n\n")
-    insert(package / "memory" / "placement.py", "    return Transport(config.capacity", choice)
+    insert(package / "memory" / "placement.py", '    if config.placement == "transport"', choice)
     (names,) = re.findall(r"`(Placement = Literal\[.*?\])`", PAGE)
     groups = package / "config" / "groups.py"
     groups.write_text(re.sub(r"^Placement = .*$", names, groups.read_text(), flags=re.MULTILINE))

@@ -3,6 +3,9 @@
 import hashlib
 from dataclasses import dataclass
 
+import torch
+
+from kanerva.errors import UserError
 from kanerva.shapes import Labels, Pixels
 
 
@@ -20,6 +23,14 @@ class ImageSet:
     images: Pixels
     labels: Labels | None = None
     groups: Labels | None = None
+
+    def __post_init__(self) -> None:
+        if self.images.dtype != torch.uint8 or self.images.ndim != 4:
+            kind = str(self.images.dtype).removeprefix("torch.")
+            raise UserError(
+                f"{self.name} {self.split} holds {kind} {tuple(self.images.shape)}; images are "
+                f"uint8 (N, C, H, W)"
+            )
 
     def __len__(self) -> int:
         return self.images.shape[0]

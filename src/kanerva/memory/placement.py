@@ -196,7 +196,9 @@ def make_placement(
     """The placement a config names; `hidden` is the width of a key network, if it has one."""
     if config.placement == "cells":
         return RandomCells(config.capacity, config.size)
-    return Transport(config.capacity, config.size, hidden, features, side)
+    if config.placement == "transport":
+        return Transport(config.capacity, config.size, hidden, features, side)
+    raise UserError(f"make_placement does not know placement={config.placement}")
 
 
 def locality_loss(keys: Points, episode: Episode) -> Float[Tensor, ""]:

@@ -29,6 +29,8 @@ CLASSES = {  # name: (module, class)
 def model_class(name: str) -> "type[MemoryModel]":
     """The class of the model of that name."""
     model_config(name)  # or says which there are
+    if name not in CLASSES:
+        raise UserError(f"{name} has a config but no line in CLASSES of kanerva.models")
     module, cls = CLASSES[name]
     return getattr(import_module(module), cls)
 
