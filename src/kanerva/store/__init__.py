@@ -1,1 +1,1 @@
-"""Thousands to millions of images in one file, found from a damaged piece, forgotten on request."""
+"""A store: thousands to millions of images in one file, which a damaged part of one can find."""
