@@ -64,7 +64,7 @@ class BlockCodec:
         gists, detail = gists.cpu(), detail.apply(lambda part: part.cpu())
         caps, which = detail.caps.unique(return_inverse=True)
         if len(caps) > 255:
-            raise UserError(f"blocks with {len(caps)} different caps: a file takes 255")
+            raise UserError(f"blocks with {len(caps)} different caps: a file takes at most 255")
         whole = bool((detail.kept == self.prior.groups).all())
         head = [len(caps), *_bytes(caps), int(whole)]
         stream.encode(np.array(head, np.int32), uniform(256))

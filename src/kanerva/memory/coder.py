@@ -48,8 +48,8 @@ def categorical(shares: "np.ndarray | None" = None) -> Coder:
 
 @cache
 def bernoulli(count: int | None = None) -> Coder:
-    """The distribution of a binary pixel: a family, or p(1) = count / TOTAL. Only a few hundred
-    counts occur, so they are cached."""
+    """The distribution of a binary pixel, with p(1) = count / TOTAL. Without a count, probabilities
+    are passed when coding. Only a few hundred counts occur, so these are cached."""
     model = _constriction().stream.model.Bernoulli
     return model(perfect=False) if count is None else model(count / TOTAL, perfect=False)
 

@@ -55,7 +55,10 @@ class Container:
         blank = HEADER.pack(*fields, bytes(32)).ljust(SIZE, b"\0")
         _, version, codec, fingerprint, cells, count, issued, stream, handles, symbols = fields
         if version != VERSION or codec != CODEC:
-            raise UserError(f"{name} has version {version}, codec {codec}: this reads 4 and 1")
+            raise UserError(
+                f"{name} has version {version}, codec {codec}: this kanerva reads version "
+                f"{VERSION}, codec {CODEC}"
+            )
         if seal != hashlib.sha256(blank + data[SIZE:]).digest() or any(data[HEADER.size : SIZE]):
             raise UserError(f"{name} was altered after it was saved")
         if SIZE + stream + handles != len(data):

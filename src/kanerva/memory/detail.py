@@ -1,4 +1,4 @@
-"""Detail: what blocks hold in addition to their gist, pixels and a cap on their bits."""
+"""Detail: the pixels that blocks hold in addition to their gist, and the cap on their bits."""
 
 import hashlib
 from collections.abc import Callable

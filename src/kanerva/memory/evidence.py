@@ -33,7 +33,7 @@ Levels = UInt8[Tensor, "N C H W"]
 _STEEP, _HALF = 3.4657, 127  # asinh(16): logits up to 32 in size, with the finest steps near 0
 _BORDER = 0.01  # p(ink) outside the frame
 _CHUNK = 512  # pictures scored at once: each needs a histogram
-# ours: the weight of a blank pixel, where ink has 1, if single pixels may be hidden: few, or most
+# ours: weights of a blank pixel in ranking (ink has 1) if few, or most, single pixels are hidden
 FAINT = (-0.25, -0.04)
 FOLDED = (0.5, 1.0)  # ours: strengths of folded noise at which 8-bit pictures are ranked
 _UNHELD = 0.14  # ours: least root mean square distance from an unstored 8-bit image to stored ones
@@ -48,7 +48,7 @@ def to_levels(logits: Float[Tensor, "*n"]) -> UInt8[Tensor, "*n"]:
 
 
 def to_logits(levels: Shaped[Tensor, "*n"]) -> Float[Tensor, "*n"]:
-    """Invert `to_levels`, with an error of at most 1.4 % or 0.03."""
+    """Invert `to_levels`, with an error of at most 1.4 % or 0.03, whichever is larger."""
     return 2 * ((levels.float() - _HALF) * (_STEEP / _HALF)).sinh()
 
 

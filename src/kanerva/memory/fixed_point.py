@@ -93,7 +93,7 @@ BIT = 256  # costs are integers in 256ths of a bit
 def cost_table() -> Int[Tensor, " counts"]:
     """Entry c is the cost of a symbol with probability c / TOTAL, in 256ths of a bit. A decoder
     sums costs to know where a block ends, so the logarithm is computed digit by digit with exact
-    operations: that of another machine's library may differ."""
+    operations: the logarithm of a library may differ between machines."""
     counts = np.arange(1, TOTAL + 1, dtype=np.float64)
     mantissa, whole = np.frexp(counts)  # exact: counts = mantissa * 2**whole, mantissa in [0.5, 1)
     mantissa, found = 2 * mantissa, (whole - 1).astype(np.int64)

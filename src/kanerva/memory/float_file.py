@@ -61,8 +61,8 @@ class SavedMemory:
     @classmethod
     def _from(cls, tensors: dict[str, Tensor], about: dict[str, Any]) -> "SavedMemory":
         """Check and decode tensors. Refuses what `write` never writes: other types and shapes,
-        numbers that are not finite, a handle in two cells, or a handle above `issued`, which would
-        later be issued a second time."""
+        numbers that are not finite, a handle in two cells, or a handle that was not issued yet and
+        would later be issued a second time."""
         shape = tuple(json.loads(about.get("shape", json.dumps(list(tensors["map"].shape)))))
         require_tensor(tensors, "map", "it", _STORED)
         map = unpack(tensors, about.get("dtype", "float32"), shape)

@@ -118,5 +118,5 @@ def lies_in_cells(
     off = (tensors["points"] - grid.centres()).abs().amax(dim=-1).reshape(owners.shape)
     fits = "blocks" not in tensors or tuple(tensors["blocks"].shape[-2:]) == grid.block
     pixels = map.flatten(2)[:, :, grid.pixels()]  # (B, Cm, cells, hw)
-    blank = bool((pixels.movedim(2, 1)[owners < 0] == 0).all())  # no block reaches a free cell
+    blank = bool((pixels.movedim(2, 1)[owners < 0] == 0).all())  # no block overlaps a free cell
     return fits and blank and bool((off[owners >= 0] < 1e-4).all())

@@ -219,7 +219,7 @@ class Memory:
         if bool((held.sum(dim=1) + count > self.capacity).any()):
             raise UserError(
                 f"the memory is full: its capacity is {self.capacity} blocks, "
-                f"{int(held.sum(dim=1).max())} are held, and {count} more were given"
+                f"{int(held.sum(dim=1).max())} are held, and {count} more do not fit"
             )
         return held.int().argsort(dim=1, stable=True)[:, :count]
 

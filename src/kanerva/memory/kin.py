@@ -36,7 +36,7 @@ class KinReader(nn.Module):
         self.see = nn.Linear(features, _WIDTH)
         self.guess = nn.Linear(gist_maps, _WIDTH)
         self.place = nn.Parameter(0.02 * torch.randn(places, _WIDTH))
-        self.nothing = nn.Parameter(0.02 * torch.randn(1, 1, _WIDTH))  # a token for no block
+        self.nothing = nn.Parameter(0.02 * torch.randn(1, 1, _WIDTH))  # an always visible token
         self.queries = nn.Parameter(0.02 * torch.randn(1, places, _WIDTH))
         self.layers = nn.ModuleList([_Attend() for _ in range(_LAYERS)])
         self.norm = nn.LayerNorm(_WIDTH)
@@ -111,6 +111,6 @@ def new_costs(held: Int[Tensor, " B"], like: bool) -> Float[Tensor, "B 1"]:
 def mix_unlike(
     like: Float[Tensor, "B T"], unlike: Float[Tensor, "B T"], held: Int[Tensor, " B"]
 ) -> Float[Tensor, "B T"]:
-    """ln p(x | M, new): the mixture of ln p(x) if related to the stored images, and if not."""
+    """ln p(x | M, new): mix ln p(x) for images related to the stored ones (`like`), and others."""
     mixed = torch.logaddexp(like + math.log1p(-UNLIKE), unlike + math.log(UNLIKE))
     return torch.where(held[:, None] > 0, mixed, unlike)

@@ -71,7 +71,7 @@ class PixelCode(nn.Module):
         return cls(numbers, image[1:], **sizes)
 
     def look(self, pixels: Binary) -> Float[Tensor, "N HW width"]:
-        """The contribution of its causal neighbours to each pixel's first layer, as sums."""
+        """For each pixel, the sums in the first layer over its causal neighbours."""
         with clear_of(pixels):
             window = (self.radius + 1, 2 * self.radius + 1)
             before = F.unfold(self._padded(pixels.float())[:, None], window)[:, : self.taps]
@@ -153,8 +153,8 @@ class PixelCode(nn.Module):
         return self.follow(traces, draw, beside)
 
     def _prepare(self, traces: Traces, beside: Beside | None) -> Float[Tensor, "N HW width"]:
-        """The contribution of a block to each pixel's first layer, as sums. `beside` need not be
-        integers: only images that are not stored have it, and those are never coded."""
+        """For each pixel, the sums in the first layer over what the block predicts there. `beside`
+        need not be integers: only images that are not stored have it, and those are never coded."""
         x = self.lift(ONE * traces).unflatten(-1, (self.maps, *self.coarse))
         x = activate(x if beside is None else x + 64 * ONE * beside.float())
         x = activate(self.mix(F.unfold(x, 3, padding=1).mT))

@@ -77,7 +77,7 @@ class Placement(nn.Module, ABC):
             raise UserError(
                 f"the memory is full: its capacity is {self.grid.capacity} blocks, and it would "
                 f"have to hold {length}: kanerva.load(NAME, capacity={length}) has room, and its "
-                "append takes this memory over"
+                "append accepts this memory"
             )
 
     def _box(self, cells: Cells) -> tuple[Points, Points]:

@@ -31,8 +31,10 @@ from kanerva.memory.ranking import Candidates
 
 _PRODUCTS, _CUES = 16_000_000, 64  # inner products, and cues, per batch
 _BLURRED = 4096  # pictures blurred at once
-CANDIDATES = 8, 4  # pictures scored exactly: if a cue has one mask; for each mask, if several.
-_NEGLIGIBLE, _MOST = 0.01, 3072  # If `left_out` exceeds the first, more, up to the second
+# Pictures scored exactly: for a cue with one mask, and for each mask of a cue with several. As long
+# as `left_out` is at least _NEGLIGIBLE, four times as many are scored, up to _MOST.
+CANDIDATES = 8, 4
+_NEGLIGIBLE, _MOST = 0.01, 3072
 _DOUBT = (-14.0, 7.0)  # ours: ln odds of none by the kernels; in between, the model is asked
 
 

@@ -107,8 +107,8 @@ class GistWriter(nn.Module):
     def numbers(
         self, maps: FeatureMaps, rate: Float[Tensor, "B T"]
     ) -> Float[Tensor, "B T numbers"]:
-        """The numbers before rounding, within [-7, 7]. tanh, not a clamp: a clamped number would
-        get no gradient any more."""
+        """The numbers before rounding, within [-7, 7]. By tanh instead of a clamp, because a
+        clamped number would get no gradient."""
         mixed = self.mix(self.narrow(maps.flatten(0, 1)).flatten(1))
         hidden = F.silu(mixed + self.rate(rate.flatten()[:, None]))
         numbers = self.last(hidden).unflatten(0, maps.shape[:2]).float()
