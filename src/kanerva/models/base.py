@@ -222,7 +222,7 @@ class MemoryModel(
 
     @abstractmethod
     def importance_sampler(self, episode: Episode, generator: Noise) -> LogWeights:
-        """Write an episode once. Each call of the result samples latents, and returns weights."""
+        """Write an episode once. Each call of the result samples latents: their log-weights."""
 
     def log_weights(
         self, images: Images, samples: int, *, generator: Noise = None
@@ -260,8 +260,8 @@ class MemoryModel(
         return self.pixels.as_episodes(images, finite=not is_step)
 
     def as_pixels(self, images: Images) -> Episode:
-        """The same for images that will be written or scored. Outside training, also check that the
-        likelihood covers their pixel values."""
+        """`as_episodes` for images that will be written or scored. Outside training, also check
+        that the likelihood covers their pixel values."""
         episode = self.as_episodes(images)
         if not self.training:
             self.likelihood.check(episode)
@@ -312,10 +312,10 @@ class MemoryModel(
         return maps, keys.to(maps.device)
 
     def require_memory(self, memory: Memory | None) -> Memory:
-        """Refuse None, or, in a model without a memory, anything but None; that returns zeros."""
+        """Refuse None. A model without a memory takes only None, for which it gets a blank one."""
         if not self.remembers:
             if memory is not None:
-                raise UserError(f"{self.config.name} has no memory: give None")
+                raise UserError(f"{self.config.name} has no memory: pass None")
             return Memory(torch.zeros(self.memory_shape(0), device=self.device))
         if memory is None:
             raise UserError(f"{self.config.name} generates from a memory: write one first")

@@ -184,8 +184,8 @@ class Kpp(Retrieval, KppNetworks):  # pyright: ignore[reportIncompatibleMethodOv
         generator: Noise = None,
         proposal: DiagonalNormal | None = None,
     ) -> tuple[MemoryMap, KeyPosterior]:
-        """M and q(y|.) of whole episodes. While training, the last images of each episode
-        (`memory.unwritten` of it) are not written: they read zeros in a cell."""
+        """M and q(y|.) of whole episodes. While training, the last images of each episode (a share
+        `memory.unwritten`) are not written: they read zeros in a cell."""
         batch, length = features.shape[:2]
         proposal = proposal or self.placement.propose(features)
         cells = self.placement.place(proposal, batch, length, generator, features.device)

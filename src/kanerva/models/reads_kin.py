@@ -65,7 +65,7 @@ class ReadsKin(Kpp):
     # The bound
 
     def _terms_new(self, memory: Memory, episode: Episode) -> ElboTerms:
-        """The terms of new images: a mixture of related and unrelated to the stored ones."""
+        """The terms of new images: a mixture over whether they are related to the stored ones."""
         count = (memory.require_slots() >= 0).sum(dim=1)
         return self._terms_beside(self._read_kin(memory), count, episode)
 

@@ -49,7 +49,7 @@ class KnownWeights(nn.Module):
 
     def to(self, *args: Any, **options: Any) -> Any:
         """As in torch, but a missing device gives an error of one line."""
-        for given in (*args, options.get("device")):
-            if isinstance(given, str | torch.device):
-                as_device(given)
+        for value in (*args, options.get("device")):
+            if isinstance(value, str | torch.device):
+                as_device(value)
         return super().to(*args, **options)

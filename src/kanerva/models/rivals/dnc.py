@@ -32,7 +32,7 @@ from kanerva.readout import ReadoutPosterior
 from kanerva.seeding import Noise
 from kanerva.shapes import Embedding, Episode, MemoryMap
 
-KEY = 8  # ours: size of y, the only input of an image's reads
+KEY = 8  # ours: size of y, from which an image's reads are computed
 STRENGTH = 9.0  # ours: initial logit of a read strength, so that content weights start sharp
 STEPS = 2  # ours: reads of one image; the first is by content, the next may follow links
 CONTROLLER = 128  # ours: hidden units of the write and read controllers
@@ -61,7 +61,8 @@ class WriteController(nn.Module):
             weights = dict(zip(sizes, self.ask.weight.split(list(sizes.values())), strict=True))
             weights["add"][:, CONTROLLER:] += torch.eye(width)
 
-    @torch.compiler.disable(recursive=False)  # unrolled, it compiles for minutes; `write_one` is
+    # Compiling the loop, unrolled over T, would take minutes. Only `write_one` is compiled.
+    @torch.compiler.disable(recursive=False)
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, codes: Float[Tensor, "B T W"]
     ) -> AccessState:

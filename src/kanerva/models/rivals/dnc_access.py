@@ -215,16 +215,16 @@ class AccessState:
         return self.read_weights @ self.memory
 
 
-def step(state: AccessState, asked: Interface) -> AccessState:
+def step(state: AccessState, inputs: Interface) -> AccessState:
     """Free slots that were read, allocate, write, link, read: in the paper's order."""
-    kept = retention(asked.free_gates, state.read_weights)
+    kept = retention(inputs.free_gates, state.read_weights)
     usage = next_usage(state.usage, state.write_weights, kept)
-    query = asked.write_key[:, None], asked.write_strength[:, None]
+    query = inputs.write_key[:, None], inputs.write_strength[:, None]
     content, allocation = content_weights(state.memory, *query)[:, 0], allocation_weights(usage)
-    weights = next_write_weights(allocation, content, asked.allocation_gate, asked.write_gate)
-    memory = erase_and_add(state.memory, weights, asked.erase, asked.add)
+    weights = next_write_weights(allocation, content, inputs.allocation_gate, inputs.write_gate)
+    memory = erase_and_add(state.memory, weights, inputs.erase, inputs.add)
     links = next_links(state.links, state.precedence, weights)
-    query = asked.read_keys, asked.read_strengths, asked.read_modes
+    query = inputs.read_keys, inputs.read_strengths, inputs.read_modes
     read_weights = read(memory, links, state.read_weights, *query)
     precedence = next_precedence(state.precedence, weights)
     return AccessState(memory, links, precedence, usage, weights, read_weights)

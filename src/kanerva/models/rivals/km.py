@@ -213,7 +213,7 @@ class DynamicKanervaMachine(MatrixMachine):
     def __init__(self, config: DkmConfig) -> None:
         super().__init__(config)
         self.code = nn.Linear(self.encoder.features, config.rows.width)
-        self.log_spread = nn.Parameter(torch.tensor(0.3).log())  # of w; the authors' start
+        self.log_spread = nn.Parameter(torch.tensor(0.3).log())  # of w; the authors' value
 
     @property
     def key_shape(self) -> tuple[int, ...]:

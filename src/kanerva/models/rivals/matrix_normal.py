@@ -164,7 +164,8 @@ def solve_and_write(
     return *updated(mean, covariance, address, code, variance), address
 
 
-@torch.compiler.disable(recursive=False)  # unrolled, it compiles for minutes; the body is compiled
+# Compiling the loop, unrolled over T, would take minutes. Only `solve_and_write` is compiled.
+@torch.compiler.disable(recursive=False)
 def solve_addresses(prior: MatrixNormal, codes: Codes, variance: Float[Tensor, ""]) -> Addresses:
     """The addresses at which `dkm` writes. As in the authors' code, each is solved for in the
     memory that the codes before it were written to, so the order matters.

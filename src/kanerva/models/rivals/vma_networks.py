@@ -201,7 +201,7 @@ class TemplateModel(MemoryModel):
         else:
             addresses = torch.as_tensor(handles, device=self.device).view(len(held.pixels), -1)
             if bool(((addresses < 0) | (addresses >= len(held))).any()):
-                raise UserError("a handle given is not held by this memory")
+                raise UserError("this memory does not hold all of these handles")
         return self.readout_prior(held.at(addresses))
 
     # The address
