@@ -1,1 +1,1 @@
-"""A store: thousands to millions of images in one file, which a damaged part of one can find."""
+"""Thousands to millions of images in one file, found from a damaged part, erased on request."""

@@ -109,6 +109,6 @@ def decode(codec: int, data: bytes, shape: Sequence[int]) -> Float[Tensor, "Cm h
 def _require(codec: int, expected: int) -> None:
     if codec != expected:
         raise UserError(
-            f"a block of codec {codec} cannot be read, only {expected}: "
+            f"a block has codec {codec}, but this model reads only {expected}: "
             f"damaged, or written by a newer kanerva"
         )

@@ -69,7 +69,9 @@ class Database:
         if self._one("PRAGMA application_id") != _APPLICATION:
             raise UserError(f"{self.path} is no store of kanerva's")
         if (version := self._one("PRAGMA user_version")) != _VERSION:
-            raise UserError(f"{self.path} is a store of version {version}; this reads {_VERSION}")
+            raise UserError(
+                f"{self.path} is a store of version {version}; this kanerva reads {_VERSION}"
+            )
         if self._db.execute("PRAGMA journal_mode").fetchone() != ("wal",):
             raise self._damaged("it has no write-ahead log")
         if _schema(self._db) != _schema_made():

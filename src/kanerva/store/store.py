@@ -1,4 +1,4 @@
-"""Store: images in one file, which can be found by a damaged part, with probabilities, and freed.
+"""Store: images in one file. They are found from a damaged part, with probabilities, and freed.
 
     store = kanerva.Store("digits.kanerva", model="mnist")
     ids = store.add(images, payloads)            # durable when it returns
@@ -78,7 +78,7 @@ class Store:
     def __init__(self, path: str | Path, model: str | Path | MemoryModel | None = None) -> None:
         """Open the store at `path`, or make a new one, written by `model`: a name, or a model of
         type `kpp` or `kpp-bits`. An existing store opens only with the weights it was written with;
-        without `model`, it is loaded by the name in the file."""
+        without `model`, the model named in the file is loaded."""
         named = as_path(path)
         self.path = Path(os.path.realpath(named)) if os.path.islink(named) else named
         source = self._written_with() if model is None else model
@@ -167,8 +167,7 @@ class Store:
         self, images: Images, payloads: Sequence[str] | None = None, *, progress: bool = False
     ) -> list[int]:
         """Add images (T, C, H, W), each with its own string (payload); return their ids. Images are
-        on disk when this returns. They are added in batches: an interrupted call leaves whole
-        ones."""
+        on disk when this returns. An interrupted call leaves complete batches."""
         if require_tensor_images(images).ndim != 4:
             raise UserError(f"add takes images (T, C, H, W), got {tuple(images.shape)}")
         pixels = self.model.as_pixels(images)[0]
@@ -272,7 +271,7 @@ class Store:
     # Free
 
     def free(self, ids: int | Sequence[int]) -> Receipt:
-        """Erase images: overwrite them in file, log and caches, then search these for them."""
+        """Erase images: overwrite them in file, log and caches, then search these for remains."""
         named = as_ids(ids)
         if len(set(named)) != len(named):
             raise UserError(f"an id is named twice: {named}")
