@@ -216,8 +216,9 @@ class BlockCodec:
 
         if (whole & (spent < limit)).any():
             self.pixels.follow(self._traces(gists), choose)
-        by_block = (torch.from_numpy(part.T.copy()) for part in (pixels, pixel_costs))  # (N, n)
-        return gists, Detail(*by_block, costs, kept, caps)
+        # from (n, N) to (N, n)
+        stored, stored_costs = (torch.from_numpy(x.T.copy()) for x in (pixels, pixel_costs))
+        return gists, Detail(stored, stored_costs, costs, kept, caps)
 
     @property
     def device(self) -> torch.device:
