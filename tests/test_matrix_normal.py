@@ -12,7 +12,7 @@ from kanerva.models.rivals.matrix_normal import (
     cholesky,
     least_squares,
     posterior,
-    searched,
+    solve_addresses,
     updated,
 )
 from kanerva.seeding import Share
@@ -200,7 +200,7 @@ def test_without_a_ridge_an_address_finds_a_code_that_is_there():
 def test_codes_are_written_where_they_fit_the_memory_as_it_stands(prior, episode):
     """Each address solved from the posterior of the codes before it."""
     _, codes = episode
-    found = searched(prior, codes, VARIANCE)
+    found = solve_addresses(prior, codes, VARIANCE)
     torch.testing.assert_close(found[:, :1], least_squares(prior.mean, codes[:, :1], VARIANCE))
     for t in range(1, T):
         before = posterior(prior, found[:, :t], codes[:, :t], VARIANCE)
@@ -222,7 +222,7 @@ def test_a_singular_matrix_has_a_finite_root():
 def test_gradients_are_those_of_differences(prior, episode):
     def cost(mean: Tensor, addresses: Tensor, codes: Tensor, variance: Tensor) -> Tensor:
         before = MatrixNormal(mean, prior.root)
-        q = posterior(before, addresses + searched(before, codes, variance), codes, variance)
+        q = posterior(before, addresses + solve_addresses(before, codes, variance), codes, variance)
         return q.kl(before).sum() + least_squares(q.mean, codes, variance).square().sum()
 
     inputs = [part.requires_grad_() for part in (prior.mean, *episode, VARIANCE.clone())]

@@ -161,7 +161,7 @@ def test_prepare_samples_with_a_generator(glyphs: MemoryModel):
     [
         (np.full((28, 28), 2.0), "floats lie on"),
         (np.full((28, 28), np.nan), "floats lie on"),
-        (np.full((28, 28), 256), "numbers are 0 to 255"),
+        (np.full((28, 28), 256), "integers are 0 to 255"),
         (np.zeros((2, 5, 28, 28)), "1, 3 or 4 channels"),
         (np.zeros(28), "dimensions"),
         (np.zeros((4, 784)), "reshape"),

@@ -1,1 +1,1 @@
-"""The heart: a latent memory map, how it is written, where keys point, and what a user holds."""
+"""The latent memory: its map, how it is written, read, searched and saved, and `Memory` itself."""

@@ -1,20 +1,21 @@
-"""BlockMemory: the memory alone, as a layer of a network of yours.
+"""BlockMemory: the memory alone, as a layer for your own network.
 
     layer = kanerva.BlockMemory(features=256, blocks=64)
-    memory = layer.write(features)              # (B, T, 256): a block each, handles 0 to T - 1
+    memory = layer.write(features)              # (B, T, 256): one block each, handles 0 to T - 1
     memory = layer.append(memory, more)         # malloc: free cells, the next handles
     found = layer.read(memory, queries)         # (B, Q, 256) -> found.value, .handle, .score
-    memory = layer.free(memory, found.handle)   # gone, bit for bit; all others untouched
+    memory = layer.free(memory, found.handle)   # zeroed exactly; the others are untouched
 
-A block is the features themselves, pasted into a cell of the map (`Memory`); a read compares a
-projection of the query with one of every block held and mixes the blocks by how well they fit.
-Gradients reach what was written, the queries and every parameter; freed blocks get none.
+A block is the features themselves, pasted into a cell of the map (`Memory`). A read projects the
+query and every stored block to keys, and averages the blocks by a softmax over the distances
+between these keys. Gradients flow to the written features, the queries and every parameter; freed
+blocks get none.
 
-What this adds to attention over a list: the state has one size from the first step to the last,
-so it batches, compiles and saves as one tensor; malloc and free are calls of yours, not a window
-that slides or a gate that fades; forgetting is exact; and every block has an address, a handle
-that is never given out twice. It does not find better than attention whose queries and keys are
-normalised, as they are here; where every item may stay, that is enough.
+Compared with attention over a list: the state has a fixed size, so it batches, compiles and saves
+as one tensor; your code decides when to allocate and free, not a sliding window or a decaying gate;
+forgetting is exact; and every block has a handle that is never reused. It does not retrieve better
+than attention with normalised queries and keys (both are normalised here). Where nothing has to be
+freed, such attention is enough.
 """
 
 from dataclasses import dataclass
@@ -32,17 +33,18 @@ from kanerva.shapes import Blocks, Cells
 
 Features = Float[Tensor, "B T *features"]  # vectors (D) or maps (C, H, W)
 Queries = Float[Tensor, "B Q *features"]
-_KEY = 64  # ours: numbers of a block's key
+_KEY = 64  # ours: largest size of a key
 
 
 @dataclass(frozen=True, eq=False)
 class Read:
-    """What queries found.
+    """The result of a read.
 
-    `value` is the mix of the blocks held, zeros where nothing is. `handle` names the block that
-    fits best, -1 where nothing is held. `score` tells how well each cell's block fits: minus a
-    squared distance between keys, so near 0 only for what was written; -inf where a cell is free.
-    Softmax over cells makes it the weights of the mix; `memory.owners` says whose cells they are.
+    `value` is the weighted mean of the stored blocks, zeros if there are none. `handle` is that of
+    the block with the largest weight, -1 if there is none. `score` has a number for each cell:
+    minus a scaled squared distance between the keys of query and block, so near 0 only for what was
+    written, and -inf for a free cell. Its softmax over cells gives the weights; `memory.owners`
+    maps cells to handles.
     """
 
     value: Queries
@@ -51,12 +53,13 @@ class Read:
 
 
 class BlockMemory(nn.Module):
-    """A heap of `blocks` blocks for features: vectors of so many numbers, or maps (C, H, W).
+    """A heap with room for `blocks` blocks of features: vectors (D) or maps (C, H, W).
 
-    A vector is a map of one pixel. Its block is the features themselves, or a learned projection
-    to another number of `channels`, which starts as a rotation and its inverse. Keys tell
-    directions apart, not lengths. The order of cells changes no read, so blocks take the first that
-    are free: nothing here is random but the initial weights.
+    A vector is stored as a map of one pixel. A block is the features themselves or, if `channels`
+    is given, a learned projection to that many channels. The projection and its inverse are
+    initialised as an orthogonal matrix and its transpose. Keys are normalised: a read compares
+    directions, not lengths. Reads do not depend on the order of cells, so a block takes the first
+    free one, and nothing is random except the initial weights.
     """
 
     def __init__(
@@ -80,7 +83,7 @@ class BlockMemory(nn.Module):
         self.key = _rotation(numbers, min(numbers, _KEY))
         self.narrow, self.widen = nn.Identity(), nn.Identity()
         with torch.no_grad():
-            self.key.weight.copy_(self.query.weight)  # like finds like before training
+            self.key.weight.copy_(self.query.weight)  # before training, equal features match
             if channels is not None:
                 self.narrow, self.widen = _rotation(depth, channels), _rotation(channels, depth)
                 self.widen.weight.copy_(self.narrow.weight.T)
@@ -95,47 +98,48 @@ class BlockMemory(nn.Module):
     # malloc and free
 
     def empty(self, batch: int) -> Memory:
-        """Memories that hold nothing."""
+        """Make a batch of empty memories."""
         like = self.key.weight
         return Memory.empty(self.shape, self.capacity, batch, like.device, like.dtype)
 
     def write(self, features: Features) -> Memory:
-        """New memories that hold these, handles 0 to T - 1."""
+        """Write features into new memories, under handles 0 to T - 1."""
         return self.append(self.empty(len(features)), features)
 
     def append(self, memory: Memory, features: Features) -> Memory:
-        """Some more: handles `memory.issued` and on, the same in every memory of the batch. An
-        error that gives the capacity where one of them is full."""
+        """Add features under the next handles, from `memory.issued` on, the same in every memory of
+        the batch. If one of them is full, the error states the capacity."""
         self._check(memory, features)
         return memory.malloc(self._blocks(features), memory.free_cells(features.shape[1]))
 
     def free(self, memory: Memory, handles: Int[Tensor, "B T"]) -> Memory:
-        """The memories without these; -1 names none, so that what a read found may be given."""
+        """Free blocks by handle. -1 is ignored, so that `Read.handle` can be passed as it is."""
         return memory.free(handles)
 
     # Read
 
     def read(self, memory: Memory, queries: Queries) -> Read:
-        """By content: what is held, each block as much as it fits the query."""
+        """Read by content: average the stored blocks, weighted by how well they match the query."""
         self._check(memory, queries)
         owners = memory.require_slots()
         held = (owners >= 0)[:, None]  # (B, 1, slots)
-        asked = self._blocks(queries)
-        with torch.autocast(owners.device.type, enabled=False):  # distances need their digits
+        wanted = self._blocks(queries)
+        with torch.autocast(owners.device.type, enabled=False):  # distances need full precision
             blocks = memory.grid.read(memory.map, _every_cell(owners))
-            query = self.query(_unit(asked.to(blocks.dtype).flatten(2)))
+            query = self.query(_unit(wanted.to(blocks.dtype).flatten(2)))
             key = self.key(_unit(blocks.flatten(2)))
-            overlap = query @ key.mT
-            apart = query.square().sum(-1)[..., None] + key.square().sum(-1)[:, None] - 2 * overlap
-            score = -apart / (2 * query.shape[-1] ** 0.5)
-            fit = score.masked_fill(~held, torch.finfo(score.dtype).min).softmax(dim=-1) * held
-            mix = (fit @ blocks.flatten(2)).unflatten(-1, self.block)
+            norms = query.square().sum(-1)[..., None] + key.square().sum(-1)[:, None]
+            distance = norms - 2 * (query @ key.mT)  # squared
+            score = -distance / (2 * query.shape[-1] ** 0.5)
+            lowest = torch.finfo(score.dtype).min  # not -inf: softmax over -inf alone is NaN
+            weights = score.masked_fill(~held, lowest).softmax(dim=-1) * held
+            mean = (weights @ blocks.flatten(2)).unflatten(-1, self.block)
         score = score.masked_fill(~held, -torch.inf)
-        best = owners.gather(1, score.argmax(dim=-1))  # -1 where nothing is held
-        return Read(self._values(mix), best, score)
+        best = owners.gather(1, score.argmax(dim=-1))  # -1 where the memory is empty
+        return Read(self._values(mean), best, score)
 
     def get(self, memory: Memory, handles: Int[Tensor, "B T"]) -> Features:
-        """By address: what lies under these handles, alone and as it was written."""
+        """Read by handle: each block by itself, as it was written."""
         return self._values(memory.grid.read(memory.map, memory.slots_of(handles)))
 
     # Features and blocks
@@ -167,7 +171,7 @@ def _every_cell(owners: Int[Tensor, "B slots"]) -> Cells:
 
 
 def _unit(numbers: Float[Tensor, "*n numbers"]) -> Float[Tensor, "*n numbers"]:
-    """Of mean square one, so that scores do not depend on the scale a network's features have."""
+    """Scale to mean square one, so that scores do not depend on the scale of the features."""
     return F.rms_norm(numbers, numbers.shape[-1:], eps=1e-6)
 
 

@@ -1,15 +1,17 @@
 """How a picture becomes a cue: pixels hidden, noise of unknown strength, a shift.
 
-A cue is a clean picture seen through a channel. Where its strength is unknown it is integrated
-over a small grid, so that a posterior knows what it does not know. For binary pixels, p(1) = p:
+A cue is a clean picture that went through a channel. If the strength of the channel is unknown, the
+likelihood is averaged over a small grid of strengths, so that the posterior includes this
+uncertainty. For a binary pixel with p(1) = p:
 
-    hidden h          a share of the pixels, or a whole band at an edge, shows 0
-    salt & pepper e   a share of the pixels shows 0 or 1, evenly:  p' = (1 - h) ((1 - e) p + e / 2)
-    Gaussian s        p(x | clean) = N(clean, s), or what is left of it when it was clipped to
-                      [0, 1], or folded there:  |x|, clipped at 1
+    hidden h          a share h of the pixels, or a whole band at an edge, shows 0
+    salt & pepper e   a share e of the pixels shows 0 or 1 with equal probability, so that
+                      p' = (1 - h) ((1 - e) p + e / 2)
+    Gaussian s        p(x | clean) = N(clean, s^2); its values may then be clipped to [0, 1], or
+                      folded: |x|, clipped at 1
 
-8-bit pixels are known to within a residual that the Gaussian's grid contains; what is hidden of
-them may show any one colour.
+Decoded 8-bit pixels have an error (the residual), which counts as Gaussian noise and is covered by
+the same grid. Hidden 8-bit pixels may show any one colour.
 """
 
 import math
@@ -29,53 +31,54 @@ from kanerva.plain_files import shown
 
 Picture = Float[Tensor, "C H W"]
 Mask = Bool[Tensor, "H W"]
-Box = tuple[int, int, int, int]  # first row, row after the last, the same of columns
+Box = tuple[int, int, int, int]  # top, bottom, left, right; bottom and right are exclusive
 
-# Grids of strengths. ours
+# ours: grids of strengths
 HIDDEN = (0.0, 0.15, 0.4, 0.6, 0.75, 0.85, 0.91, 0.945)
 SALT_PEPPER = (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 GAUSSIAN = (0.02, 0.04, 0.08, 0.14, 0.2, 0.3, 0.4, 0.55, 0.75, 1.0, 1.4, 2.0)
-LEAST_FOLDED = 0.3  # weaker noise folds little
+LEAST_FOLDED = 0.3  # folding weaker noise changes little
 MOST_SHIFTS = 16  # pixels
-FINE = tuple(round(0.08 * 25 ** (n / 19), 4) for n in range(20))  # 0.08 .. 2, of binary pictures
-# A priori: nothing hidden; a band at one edge; all but a window. Each side's place is as likely as
-# any other, so a window has to explain as much as four of them.
+FINE = tuple(round(0.08 * 25 ** (n / 19), 4) for n in range(20))  # 0.08 .. 2, for binary pictures
+# Prior probabilities: nothing is hidden; a band at one edge is hidden; all but a window is hidden.
+# Each position of an edge is equally likely, so a window pays for the positions of four edges.
 WHOLE, BAND, WINDOW = 0.5, 0.4, 0.1
-_BINS = 64  # of the values of a cue that is not binary
+_BINS = 64  # bins for the values of a cue that is not binary
 
 
 @dataclass(frozen=True)
 class Channel:
     """One way to damage a picture, of known strength."""
 
-    hidden: float = 0.0  # share of pixels that show 0, nobody knows which
-    salt_pepper: float = 0.0  # share of pixels that are 0 or 1 by chance
+    hidden: float = 0.0  # share of pixels that show 0; which ones is unknown
+    salt_pepper: float = 0.0  # share of pixels that are 0 or 1 at random
     gaussian: float = 0.0  # standard deviation
-    folded: bool = False  # |x| of noisy pixels, of 8-bit pictures; of binary ones the cue tells
+    folded: bool = False  # for 8-bit pictures: |x| of noisy pixels. Binary ones use `Seen.kind`
 
     def __post_init__(self) -> None:
         if not (0 <= self.hidden < 1 and 0 <= self.salt_pepper <= 1 and self.gaussian >= 0):
-            raise UserError(f"shares lie on [0, 1], a deviation is no less than 0; got {self}")
+            raise UserError(f"shares lie on [0, 1], a deviation is at least 0; got {self}")
 
     @property
     def chance(self) -> float:
-        """A priori, up to a factor. ours: pixels are seldom hidden one by one, and seldom also
-        noisy; most cues have no noise."""
+        """Prior probability, up to a factor. ours: single pixels are rarely hidden, and more rarely
+        together with noise; most cues have no noise."""
         noisy = self.salt_pepper > 0 or self.gaussian > 0
         hidden = 1.0 if self.hidden == 0 else 0.002 if noisy else 0.01
         folded = 0.01 if self.folded else 1.0
         return hidden * folded * (20.0 if self.salt_pepper == 0 else 1.0)
 
 
-Kind = Literal["binary", "plain", "clipped", "folded"]  # of values
-Noise = str | Channel | None  # none, salt_pepper or gaussian, of any strength; None: not known
+Kind = Literal["binary", "plain", "clipped", "folded"]  # the kind of a cue's values
+Noise = str | Channel | None  # "none", "salt_pepper", "gaussian" of any strength; None: unknown
 
 
 def possible_channels(
     noise: Noise, mask_given: bool, kind: Kind, residual: bool = False
 ) -> tuple[Channel, ...]:
-    """The channels a cue may have come through. `mask_given`: hidden pixels are known; `kind`: of
-    the values seen; `residual`: pictures are known to within one."""
+    """The channels that a cue may have gone through. `mask_given`: it is known which pixels are
+    hidden. `kind`: that of the cue's values. `residual`: the pictures that the cue is compared with
+    have a decoding error, as 8-bit ones do."""
     if isinstance(noise, Channel):
         return (noise,)
     if noise not in (None, "none", "salt_pepper", "gaussian"):
@@ -86,7 +89,7 @@ def possible_channels(
     return _channels(noise, mask_given, kind, residual)
 
 
-@lru_cache(maxsize=64)  # a hundred objects, the same for every cue
+@lru_cache(maxsize=64)  # about a hundred objects, the same for every cue
 def _channels(
     noise: str | None, mask_given: bool, kind: Kind, residual: bool
 ) -> tuple[Channel, ...]:
@@ -106,18 +109,18 @@ def _channels(
 def _shares(
     channels: Sequence[Channel], like: Tensor
 ) -> tuple[Float[Tensor, "channels 1"], Float[Tensor, "channels 1"]]:
-    """Of pixels that are as they were, and of those that became 1 by chance."""
+    """The share of pixels that are unchanged, and the share that noise set to 1."""
     hidden = like.new_tensor([channel.hidden for channel in channels])[:, None]
     noise = like.new_tensor([channel.salt_pepper for channel in channels])[:, None]
     return (1 - hidden) * (1 - noise), (1 - hidden) * noise / 2
 
 
-# What was seen
+# A cue's pixels
 
 
 @dataclass(frozen=True)
 class Seen:
-    """A cue's pixels as few different values: the number of each pixel's value, and the values."""
+    """A cue's pixels, quantised to few values: the index of each pixel's value, and the values."""
 
     codes: Int[Tensor, "C H W"]
     values: Float[Tensor, " values"]
@@ -125,8 +128,8 @@ class Seen:
 
     @classmethod
     def of(cls, cue: Picture, visible: Mask) -> "Seen":
-        """Values that are not 0 or 1 are put into bins. A cue within [0, 1] that is not binary was
-        clipped there, and if none of it is 0, folded."""
+        """Quantise a cue. Values other than 0 and 1 are put into bins. If a cue lies within [0, 1]
+        but is not binary, its noise was clipped to that range or, if no pixel is 0, folded."""
         shown = cue[:, visible]
         codes = (cue == 1).long()
         if bool(((shown == 0) | (shown == 1)).all()):
@@ -144,17 +147,17 @@ class Seen:
     def log_densities(
         self, channel: Channel, clean: Float[Tensor, " levels"]
     ) -> Float[Tensor, "values levels"]:
-        """ln p(value | clean pixel) of what was seen, noise only."""
+        """ln p(value | clean pixel) of each value of the cue, under Gaussian noise only."""
         x, b = self.values[:, None], clean[None]
         if self.kind == "binary" or channel.gaussian == 0:
-            # Where values are not binary but no noise is assumed, the nearest of both is meant.
+            # If no noise is assumed but values are not binary, each is rounded to 0 or 1.
             return torch.where((x >= 0.5) == (b >= 0.5), 0.0, -torch.inf)
         s = channel.gaussian
         scale = -math.log(s * math.sqrt(2 * math.pi))
         density = scale - 0.5 * ((x - b) / s) ** 2
         if self.kind == "plain":
             return density
-        above = torch.special.log_ndtr((b - 1) / s)  # of what lies beyond 1
+        above = torch.special.log_ndtr((b - 1) / s)  # ln of the mass above 1
         below = torch.special.log_ndtr(-b / s)
         if self.kind == "folded":
             density = torch.logaddexp(density, scale - 0.5 * ((x + b) / s) ** 2)
@@ -165,10 +168,10 @@ class Seen:
     def log_table(
         self, channels: Sequence[Channel], logits: Float[Tensor, " levels"]
     ) -> Float[Tensor, "channels values levels"]:
-        """ln p(value | a binary pixel whose logit is known), for each channel."""
+        """ln p(value | logit of a binary pixel), for each channel."""
         keep, salt = _shares(channels, logits)
         ink = torch.logaddexp(keep.log() + logsigmoid(logits), salt.log())
-        rest = 1 - keep - salt  # the least that p(0) can be
+        rest = 1 - keep - salt  # p(0) where the clean pixel is 1
         blank = torch.logaddexp(keep.log() + logsigmoid(-logits), rest.clamp(min=0).log())
         clean = logits.new_tensor([0.0, 1.0])
         spreads = {channel.gaussian for channel in channels}
@@ -177,8 +180,8 @@ class Seen:
         return torch.logaddexp(noise[:, :, 0] + blank[:, None], noise[:, :, 1] + ink[:, None])
 
     def log_ratios(self, channel: Channel) -> Float[Tensor, "C H W"]:
-        """ln p(value | 1) - ln p(value | 0) of each pixel, at most 1 in size: what an inner
-        product with mean pictures ranks by."""
+        """ln p(value | 1) - ln p(value | 0) of each pixel, scaled to at most 1 in size. Its inner
+        products with mean pictures rank them."""
         if self.kind == "binary":
             ratio = 2 * self.values - 1
         else:
@@ -188,8 +191,9 @@ class Seen:
 
 
 def possible_boxes(cue: Picture, blank: Float[Tensor, " C"]) -> dict[Box, float]:
-    """What may have been visible where it is not given, and how likely a priori: everything, or
-    all but the blank band at one edge, or what lies within all four of them; that comes last."""
+    """The boxes of pixels that may have been visible, if no mask is given, with their prior
+    probabilities: the whole cue; all but the blank band at one edge; all but the blank bands at all
+    four edges, which comes last."""
     height, width = cue.shape[1:]
     ink = (cue != blank[:, None, None]).any(dim=0)
     rows, columns = (ink.any(dim=axis).nonzero()[:, 0].tolist() for axis in (1, 0))
@@ -208,7 +212,7 @@ def possible_boxes(cue: Picture, blank: Float[Tensor, " C"]) -> dict[Box, float]
 
 
 def corner_colour(cue: Picture) -> Float[Tensor, " C"]:
-    """What hidden pixels show: the colour that most corners have, or black if all differ."""
+    """The colour that hidden pixels show: that of most corners, or black if all four differ."""
     corners = cue[:, [0, 0, -1, -1], [0, -1, 0, -1]].T
     alike = (corners[:, None] == corners).all(dim=2).sum(dim=1)
     best = int(alike.argmax())
@@ -218,8 +222,8 @@ def corner_colour(cue: Picture) -> Float[Tensor, " C"]:
 def possible_masks(
     cue: Picture, observed: Mask | None, boxes: dict[Box, float]
 ) -> tuple[Bool[Tensor, "masks H W"], Float[Tensor, " masks"]]:
-    """Which pixels may have been visible, and how likely that is a priori: those given, or one of
-    some boxes."""
+    """Masks of the pixels that may have been visible, with prior probabilities: the given mask
+    alone, or one for each box."""
     if observed is not None:
         return observed[None], cue.new_ones(1)
     masks = torch.zeros(len(boxes), *cue.shape[1:], dtype=torch.bool, device=cue.device)
@@ -229,15 +233,15 @@ def possible_masks(
 
 
 def possible_shifts(shifts: int) -> list[tuple[int, int]]:
-    """Rows down and columns right that a cue is moved by, none first."""
-    if not 0 <= shifts <= MOST_SHIFTS:  # it takes memory by its square
+    """Every shift (rows down, columns right) of up to `shifts` pixels, starting with (0, 0)."""
+    if not 0 <= shifts <= MOST_SHIFTS:  # memory use grows with its square
         raise UserError(f"shifts is a number of pixels, at most {MOST_SHIFTS}; got {shown(shifts)}")
     steps = sorted(range(-shifts, shifts + 1), key=abs)
     return list(product(steps, steps))
 
 
 def wrapped(mask: Mask, shift: tuple[int, int]) -> Mask:
-    """Where a picture moved by `shift` comes back in at the opposite edge."""
+    """Where a picture rolled by `shift` shows pixels that wrapped around from the opposite edge."""
     height, width = mask.shape
     down, across = torch.arange(height, device=mask.device), torch.arange(width, device=mask.device)
     rows = (down - shift[0] < 0) | (down - shift[0] >= height)

@@ -1,10 +1,10 @@
-"""Blocks as streams of bits: as many as they claim, the same on every machine.
+"""Blocks as streams of bits: as long as their stated cost, and the same on every machine.
 
-Blocks of a memory share one stream, which an arithmetic coder ends once (`encode`). Blocks of a
-store have a stream each, so that one is read without the others (`encode_each`): each ends at a
-whole byte, and says how much of its image it holds.
+The blocks of a memory share one stream of an arithmetic coder (`encode`), so that its end is paid
+for once. In a store each block has its own stream (`encode_each`), so that one can be read without
+the others: it ends at a whole byte, and its head states how much of the image the block holds.
 
-Probabilities come from networks in whole numbers (`fixed_point`).
+Probabilities come from networks in integer arithmetic (`fixed_point`).
 """
 
 from collections.abc import Callable, Sequence
@@ -39,32 +39,32 @@ from kanerva.memory.pixel_code import PixelCode
 
 # Part of the format:
 CHUNK = 256  # blocks that are coded together
-_WHOLE = 0.8  # the share of blocks that hold all of their gist, where not all do
-_SIZES = ALL.bit_length() + 1  # of a cap, in binary digits: from 0 to 16
-_CAPPED = 771  # counts of each size, where one is given; four fifths are left for no cap
+_WHOLE = 0.8  # p(a block holds its whole gist), in memories where some do not
+_SIZES = ALL.bit_length() + 1  # bit lengths that a cap may have: 0 to 16
+_CAPPED = 771  # count, of TOTAL, of each bit length; the rest, four fifths, is for "no cap"
 
 
 @dataclass(frozen=True, eq=False)
 class BlockCodec:
-    """A model's tables, and the name of the model."""
+    """The networks that code a model's blocks, and the model's fingerprint."""
 
     prior: GistPrior
     pixels: PixelCode
-    name: Callable[[], str]  # the model's fingerprint, worked out when a file needs it
+    name: Callable[[], str]  # the fingerprint, computed only when a file needs it
 
     @property
     def fingerprint(self) -> bytes:
-        """Sixteen bytes: other weights read other things."""
+        """Sixteen bytes that identify the weights: others would decode a file to other blocks."""
         return bytes.fromhex(self.name())[:16]
 
     @torch.no_grad()
     def encode(self, gists: Float[Tensor, "N D"], detail: Detail) -> bytes:
-        """Blocks in order."""
+        """Encode blocks, in order, into one stream."""
         stream = new_encoder()
         gists, detail = gists.cpu(), detail.apply(lambda part: part.cpu())
         caps, which = detail.caps.unique(return_inverse=True)
         if len(caps) > 255:
-            raise UserError(f"blocks with {len(caps)} different caps: a file takes 255")
+            raise UserError(f"blocks with {len(caps)} different caps: a file takes at most 255")
         whole = bool((detail.kept == self.prior.groups).all())
         head = [len(caps), *_bytes(caps), int(whole)]
         stream.encode(np.array(head, np.int32), uniform(256))
@@ -93,13 +93,13 @@ class BlockCodec:
             return
         pixels, stored = detail.pixels[rows], stored[rows]
         counts = self.pixels.table(self._traces(gists[rows]), self._as_images(pixels)).cpu()
-        order = stored.T  # pixel by pixel, and of each pixel block by block
+        order = stored.T  # pixel by pixel; for each pixel, block by block
         stream.encode(as_int32(pixels.T[order]), bernoulli(), as_shares(counts.T[order]))
 
     @torch.no_grad()
     def decode(self, data: bytes, count: int) -> tuple[Float[Tensor, "N D"], Detail]:
-        """What `encode` was given. Whoever calls has checked the bytes: a damaged stream decodes to
-        other blocks."""
+        """Invert `encode` for a stream of `count` blocks. A damaged stream decodes to other blocks
+        without an error, so callers check its digest."""
         if count == 0:
             pixels, groups = self.pixels.height * self.pixels.width, self.prior.groups
             nothing = Detail.empty(1, 0, groups, pixels, torch.device("cpu"))
@@ -107,8 +107,8 @@ class BlockCodec:
         if len(data) % 4:
             raise UserError("the stream is cut off")
         stream = new_decoder(np.frombuffer(data, "<u4"))
-        several = int(stream.decode(uniform(256)))
-        head = stream.decode(uniform(256), 2 * several + 1)
+        num_caps = int(stream.decode(uniform(256)))
+        head = stream.decode(uniform(256), 2 * num_caps + 1)  # caps of two bytes, then `whole`
         caps = torch.from_numpy(head[:-1].astype(np.int64)).unflatten(0, (-1, 2)) @ torch.tensor(
             [256, 1]
         )
@@ -116,8 +116,8 @@ class BlockCodec:
         for start in range(0, count, CHUNK):
             size = min(CHUNK, count - start)
             which = np.zeros(size, np.int64)
-            if several > 1:
-                which = stream.decode(uniform(several), size)
+            if num_caps > 1:
+                which = stream.decode(uniform(num_caps), size)
             kept = torch.full((size,), self.prior.groups)
             if not head[-1]:
                 kept = as_long(stream.decode(self._kept(), size))
@@ -131,7 +131,7 @@ class BlockCodec:
     def encode_each(
         self, gists: Float[Tensor, "N D"], detail: Detail, counts: Int[Tensor, "N n"]
     ) -> list[bytes]:
-        """Blocks, each by itself, given the counts that their pixels are coded with."""
+        """Encode each block into its own stream. `counts`: those that its pixels are coded with."""
         if not len(gists):
             return []
         gists, detail = gists.cpu(), detail.apply(lambda part: part.cpu())
@@ -148,7 +148,8 @@ class BlockCodec:
         return found
 
     def _encode_head(self, stream: Coder, cap: int, kept: int) -> None:
-        """That a block holds everything; else its cap, by its size, and the groups held."""
+        """Encode that a block holds everything; or else its cap (bit length, then the remaining
+        digits) and how many groups of the gist it holds."""
         if cap == ALL and kept == self.prior.groups:
             stream.encode(_SIZES, _sizes())
             return
@@ -160,7 +161,7 @@ class BlockCodec:
 
     @torch.no_grad()
     def decode_each(self, streams: Sequence[bytes]) -> tuple[Float[Tensor, "N D"], Detail]:
-        """What `encode_each` was given. All blocks go through the networks together."""
+        """Invert `encode_each`. All blocks go through the networks together."""
         if not streams:
             return self.decode(b"", 0)
         coders = [new_decoder(as_words(stream)) for stream in streams]
@@ -176,7 +177,7 @@ class BlockCodec:
             cap = 2 ** (size - 1) + stream.decode(uniform(2 ** (size - 1)))
         return cap, stream.decode(self._kept())
 
-    # Both
+    # For both
 
     def _decode_chunk(
         self, source: OneStream | OwnStreams, caps: Int[Tensor, " N"], kept: Int[Tensor, " N"]
@@ -195,39 +196,40 @@ class BlockCodec:
         groups = torch.arange(prior.groups) < kept[:, None]
         costs = prior.costs(gists.to(self.device)).cpu() * groups
         n = self.pixels.height * self.pixels.width
-        # numpy, pixel by pixel: at this size a call of torch's costs more than what it computes
+        # numpy, pixel by pixel: for arrays this small, a torch call costs more than its arithmetic
         pixels, pixel_costs = np.zeros((n, size), np.uint8), np.zeros((n, size), np.int64)
-        price = cost_table().numpy()
-        whole, most = (kept == prior.groups).numpy(), (BIT * caps).numpy()
-        spent = costs.sum(dim=1).numpy()
+        cost_of_count = cost_table().numpy()
+        whole, limit = (kept == prior.groups).numpy(), (BIT * caps).numpy()
+        spent = costs.sum(dim=1).numpy()  # 256ths of a bit, so far
 
         def choose(i: int, counts: Int[Tensor, " N"]) -> Tensor | None:
             nonlocal spent
-            active = whole & (spent < most)
+            active = whole & (spent < limit)  # blocks that store pixel i
             if not active.any():
                 return None
-            known = counts.cpu().numpy()
-            pixels[i, active] = source.pixels(active.nonzero()[0], known[active])
-            chosen = np.where(pixels[i] > 0, known, TOTAL - known)
-            pixel_costs[i] = np.where(active, price[chosen], 0)
+            ones = counts.cpu().numpy()
+            pixels[i, active] = source.pixels(active.nonzero()[0], ones[active])
+            chosen = np.where(pixels[i] > 0, ones, TOTAL - ones)
+            pixel_costs[i] = np.where(active, cost_of_count[chosen], 0)
             spent = spent + pixel_costs[i]
             return torch.from_numpy(pixels[i])
 
-        if (whole & (spent < most)).any():
+        if (whole & (spent < limit)).any():
             self.pixels.follow(self._traces(gists), choose)
-        stored, paid = (torch.from_numpy(part.T.copy()) for part in (pixels, pixel_costs))
-        return gists, Detail(stored, paid, costs, kept, caps)
+        # from (n, N) to (N, n)
+        stored, stored_costs = (torch.from_numpy(x.T.copy()) for x in (pixels, pixel_costs))
+        return gists, Detail(stored, stored_costs, costs, kept, caps)
 
     @property
     def device(self) -> torch.device:
-        """Where the networks are; blocks stay where the coder is, on the CPU."""
+        """The device of the networks; blocks stay on the CPU, where the coder runs."""
         return self.pixels.place.device
 
     def _tables(self, gists: Tensor, group: int | None = None) -> Tensor:
         return self.prior.tables(gists.to(self.device), group).cpu()
 
     def _traces(self, gists: Tensor) -> Tensor:
-        """Whole gists with their flags, where the networks are."""
+        """Whole gists with their flags, on the networks' device."""
         flags = gists.new_ones(len(gists), self.prior.groups)
         return torch.cat([gists, flags], dim=1).to(self.device)
 
@@ -243,7 +245,7 @@ class BlockCodec:
 
 @cache
 def _sizes() -> Coder:
-    """How large a cap is; or that there is none."""
+    """The distribution of a cap's bit length; the last symbol means no cap."""
     return categorical(as_shares(np.array([_CAPPED] * _SIZES + [TOTAL - _CAPPED * _SIZES])))
 
 

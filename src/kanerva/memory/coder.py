@@ -1,6 +1,7 @@
-"""The arithmetic coder: symbols to bytes and back, by constriction.
+"""The arithmetic coder: symbols to bytes and back, by the library `constriction`.
 
-Probabilities are counts of 2^16, which a float32 holds exactly and the coder takes as they are.
+Probabilities are multiples of 2^-16. float32 represents them exactly, and the coder uses them
+without rounding.
 """
 
 from dataclasses import dataclass
@@ -14,11 +15,11 @@ from torch import Tensor
 
 from kanerva.memory.fixed_point import TOTAL
 
-Coder = Any  # the library's, which has no types of its own
+Coder = Any  # an object of the library, which has no type annotations
 
 
 def _constriction() -> Any:
-    import constriction  # loaded when the first block of bits is saved or read
+    import constriction  # imported only when a block of bits is first saved or read
 
     return constriction
 
@@ -28,7 +29,7 @@ def new_encoder() -> Coder:
 
 
 def new_decoder(words: np.ndarray) -> Coder:
-    """It reads zeros after the last word."""
+    """A decoder of 32-bit words; past the last word it reads zeros."""
     return _constriction().stream.queue.RangeDecoder(words.astype(np.uint32))
 
 
@@ -47,13 +48,14 @@ def categorical(shares: "np.ndarray | None" = None) -> Coder:
 
 @cache
 def bernoulli(count: int | None = None) -> Coder:
-    """Of pixels; or of one whose count is known, of which there are a few hundred."""
+    """The distribution of a binary pixel, with p(1) = count / TOTAL. Without a count, probabilities
+    are passed when coding. Only a few hundred counts occur, so these are cached."""
     model = _constriction().stream.model.Bernoulli
     return model(perfect=False) if count is None else model(count / TOTAL, perfect=False)
 
 
 def as_shares(counts: Int[Tensor, "..."] | np.ndarray) -> np.ndarray:
-    """Counts as probabilities: 16 bits, which a float32 holds exactly."""
+    """Turn counts into probabilities: count / TOTAL, exact in float32."""
     counts = counts.cpu().numpy() if isinstance(counts, Tensor) else counts
     return (counts / np.float32(TOTAL)).astype(np.float32)
 
@@ -71,22 +73,22 @@ def as_long(values: np.ndarray) -> Tensor:
 
 @dataclass(frozen=True)
 class OneStream:
-    """Blocks that share a stream, to be read in order."""
+    """A source of symbols for blocks that share one stream: they must be read in order."""
 
     stream: Coder
 
     def numbers(self, blocks: np.ndarray, tables: Int[Tensor, "n each A"]) -> np.ndarray:
-        """The next numbers of these blocks."""
+        """Decode the next group of gist numbers of these blocks."""
         return self.stream.decode(categorical(), as_shares(tables.flatten(0, 1)))
 
     def pixels(self, blocks: np.ndarray, counts: np.ndarray) -> np.ndarray:
-        """The next pixel of these blocks."""
+        """Decode the next pixel of these blocks."""
         return self.stream.decode(bernoulli(), as_shares(counts))
 
 
 @dataclass(frozen=True)
 class OwnStreams:
-    """Blocks that have a stream each."""
+    """A source of symbols for blocks that have a stream each."""
 
     streams: list[Coder]
 
@@ -104,15 +106,16 @@ class OwnStreams:
 
 
 def shortest(stream: Coder) -> bytes:
-    """The fewest bytes that decode to what was encoded, zeros being read after their end.
+    """The fewest bytes that decode to what was encoded, if zeros follow them.
 
-    The coder itself ends at a word of 32 bits. All numbers of its interval decode alike, so this is
-    the one with the fewest digits to base 256."""
+    The coder itself would end at a word of 32 bits. Every number in its final interval decodes to
+    the same symbols, so this takes the one with the fewest digits in base 256."""
     if stream.is_empty():
         return b""
     done, (lower, width) = stream.pos()
-    # Words that are done may wait for a carry yet: the sealed stream has it. That is the interval's
-    # first number whose second word is zero, so the interval starts less than a word below.
+    # A carry may still change the words that are done; the sealed stream includes it. The sealed
+    # stream is the first number of the interval whose last word is zero, so the interval starts
+    # less than one word below it.
     sealed = stream.get_compressed()[: done + 1].astype(">u4").tobytes()
     lowest = (int.from_bytes(sealed, "big") << 32) - -lower % 2**32
     highest, size, rest = lowest + width - 1, 0, 32 * (done + 2)
@@ -122,5 +125,5 @@ def shortest(stream: Coder) -> bytes:
 
 
 def as_words(stream: bytes) -> np.ndarray:
-    """What `shortest` gave, as a decoder takes it."""
+    """The bytes of `shortest` as the 32-bit words that a decoder takes."""
     return np.frombuffer(stream + bytes(-len(stream) % 4), ">u4")

@@ -1,10 +1,10 @@
 """A memory of bits as one file: a header of 128 bytes, one stream for all blocks, then handles.
 
     header    magic, version, codec, fingerprint of the model, cells, counts, lengths, two digests
-    stream    all that p reads: gists, detail, caps
-    handles   which block is whose: the user's, not p's
+    stream    everything that the model reads: gists, detail, caps
+    handles   the handle of each block: for the user; the model does not read them
 
-Blocks lie in the stream in order of handle, and in the first cells when it is read.
+Blocks are in order of handle. When a file is read, they are put into the first cells.
 """
 
 import hashlib
@@ -20,13 +20,13 @@ from kanerva.plain_files import open_regular
 MAGIC = b"\x89KANERVA"
 VERSION = 4
 HEADER = struct.Struct("<8sHH16sIIIII32s32s")  # 8 + 4 + 16 + 20 + 64 = 112 bytes
-SIZE = 128  # the rest is zeros
+SIZE = 128  # bytes of the header, padded with zeros
 CODEC = 1  # gist and detail; 0 is int8
 
 
 @dataclass(frozen=True)
 class Container:
-    """What a file says."""
+    """The contents of a file."""
 
     fingerprint: bytes
     cells: int
@@ -36,7 +36,7 @@ class Container:
     symbols: bytes  # SHA-256 of what the stream decodes to
 
     def pack(self) -> bytes:
-        """As the bytes of a file."""
+        """Make the bytes of a file."""
         steps = np.diff(np.array([-1, *self.handles], np.int64)) - 1
         handles = b"".join(_varint(int(step)) for step in steps)
         body = self.stream + handles
@@ -48,14 +48,17 @@ class Container:
 
     @classmethod
     def unpack(cls, data: bytes, name: str) -> "Container":
-        """From a file's bytes; whatever was altered is refused."""
+        """Read a file's bytes; an altered file is refused."""
         if len(data) < SIZE:
             raise UserError(f"{name} is a damaged memory: it is cut off")
         *fields, seal = HEADER.unpack(data[: HEADER.size])
         blank = HEADER.pack(*fields, bytes(32)).ljust(SIZE, b"\0")
         _, version, codec, fingerprint, cells, count, issued, stream, handles, symbols = fields
         if version != VERSION or codec != CODEC:
-            raise UserError(f"{name} has version {version}, codec {codec}: this reads 4 and 1")
+            raise UserError(
+                f"{name} has version {version}, codec {codec}: this kanerva reads version "
+                f"{VERSION}, codec {CODEC}"
+            )
         if seal != hashlib.sha256(blank + data[SIZE:]).digest() or any(data[HEADER.size : SIZE]):
             raise UserError(f"{name} was altered after it was saved")
         if SIZE + stream + handles != len(data):
@@ -68,7 +71,7 @@ class Container:
 
 
 def read_container(path: Path) -> bytes | None:
-    """The bytes of such a file; None of a file of another kind, or where there is none."""
+    """The bytes of such a file; None if there is no file, or one of another kind."""
     try:
         with open_regular(path) as file:
             start = file.read(len(MAGIC))
@@ -78,7 +81,7 @@ def read_container(path: Path) -> bytes | None:
 
 
 def _varint(value: int) -> bytes:
-    """Seven bits a byte, the lowest first."""
+    """Encode a number with seven bits per byte, the lowest first."""
     found = bytearray()
     while True:
         value, low = value >> 7, value & 127

@@ -1,4 +1,4 @@
-"""What blocks hold beside their gist: pixels, and how many bits each block may take."""
+"""Detail: the pixels that blocks hold in addition to their gist, and the cap on their bits."""
 
 import hashlib
 from collections.abc import Callable
@@ -11,40 +11,40 @@ from torch import Tensor
 from kanerva.memory.fixed_point import BIT
 from kanerva.shapes import Blocks
 
-ALL = 65535  # a cap that holds nothing back, in bits
-MISMATCH = 0.001  # the probability that an image is not the one whose pixels are stored
+ALL = 65535  # the cap, in bits, that means no cap
+MISMATCH = 0.001  # p(an image is not the one whose pixels are stored)
 Slots = Int[Tensor, "*B slots"]
 
 
 @dataclass(frozen=True, eq=False)
 class Detail:
-    """Cell by cell, zeros where one is free. Costs are in 256ths of a bit."""
+    """The detail of each cell's block; zeros for a free cell. Costs are in 256ths of a bit."""
 
-    pixels: UInt8[Tensor, "*B slots n"]  # the first `stored` of them
+    pixels: UInt8[Tensor, "*B slots n"]  # 0 or 1; only the first `stored` ones, zeros after them
     pixel_costs: Int[Tensor, "*B slots n"]
     gist_costs: Int[Tensor, "*B slots groups"]
-    kept: Slots  # groups of the gist that are held
-    caps: Slots  # bits that a block may take
+    kept: Slots  # how many groups of the gist the block holds
+    caps: Slots  # bits that the block may take
 
     @classmethod
     def empty(cls, batch: int, slots: int, groups: int, n: int, device: torch.device) -> "Detail":
-        """Of a batch of memories that hold nothing."""
+        """The detail of a batch of empty memories with images of `n` pixels."""
         zeros = torch.zeros(batch, slots, n + groups, dtype=torch.long, device=device)
         costs, gists = zeros[..., :n], zeros[..., n:]
         none = torch.zeros(batch, slots, dtype=torch.long, device=device)
         return cls(costs.to(torch.uint8), costs, gists, none, none)
 
     def apply(self, function: Callable[[Tensor], Tensor]) -> "Detail":
-        """The same of every part."""
+        """Apply a function to every field."""
         return Detail(*[function(getattr(self, f.name)) for f in fields(self)])
 
     @classmethod
     def join(cls, parts: "list[Detail]", how: Callable[[list[Tensor]], Tensor]) -> "Detail":
-        """Several as one."""
+        """Join several details field by field, by `torch.stack` or `torch.cat` for example."""
         return cls(*[how([getattr(part, f.name) for part in parts]) for f in fields(cls)])
 
     def put(self, cells: Int[Tensor, "B T"], new: "Detail") -> "Detail":
-        """With something in some cells."""
+        """Replace the detail of some cells."""
 
         def scatter(pair: list[Tensor]) -> Tensor:
             old, more = pair
@@ -54,7 +54,7 @@ class Detail:
         return Detail.join([self, new], scatter)
 
     def at(self, cells: Int[Tensor, "B T"]) -> "Detail":
-        """Of some cells."""
+        """The detail of some cells."""
 
         def gather(part: Tensor) -> Tensor:
             index = cells.view(*cells.shape, *[1] * (part.ndim - 2))
@@ -62,12 +62,12 @@ class Detail:
 
         return self.apply(gather)
 
-    # What is held
+    # What blocks hold
 
     @property
     def stored(self) -> Slots:
-        """Pixels of each image: none without a whole gist; from there up to the one that reaches
-        the cap, which a reader can follow."""
+        """The number of pixels that each block stores: zero without a whole gist, else up to and
+        including the pixel at which the cost reaches the cap. A decoder can compute the same."""
         whole = self.kept == self.gist_costs.shape[-1]
         gist = self.gist_costs.sum(dim=-1, keepdim=True)
         before = gist + self.pixel_costs.cumsum(dim=-1) - self.pixel_costs
@@ -75,19 +75,19 @@ class Detail:
 
     @property
     def is_stored(self) -> Bool[Tensor, "*B slots n"]:
-        """Whether a block holds a pixel."""
+        """Whether each block stores each pixel."""
         places = torch.arange(self.pixels.shape[-1], device=self.pixels.device)
         return places < self.stored[..., None]
 
     @property
     def bits(self) -> Float[Tensor, "*B slots"]:
-        """Of each block."""
+        """Bits of each block."""
         costs = self.gist_costs.sum(dim=-1) + self.pixel_costs.sum(dim=-1)
         return costs.double() / BIT
 
     def within(self, caps: Slots) -> "Detail":
-        """The same, no block above its cap by more than its last pixel; the gist gives way last,
-        from its end. What is dropped is overwritten."""
+        """Shrink blocks to caps: a block may exceed its cap only by its last pixel. Pixels are
+        dropped first, then groups of the gist, from the last. What is dropped becomes zeros."""
         caps = torch.minimum(self.caps, caps)
         fits = (self.gist_costs.cumsum(dim=-1) <= BIT * caps[..., None]).sum(dim=-1)
         kept = torch.minimum(self.kept, fits)
@@ -98,7 +98,7 @@ class Detail:
         return replace(less, pixels=self.pixels * held, pixel_costs=self.pixel_costs * held)
 
     def cut(self, blocks: Blocks) -> Blocks:
-        """Blocks of these cells without the groups that are dropped: their numbers and flags."""
+        """Zero the numbers and flags of the groups that blocks do not keep."""
         groups = self.gist_costs.shape[-1]
         flags = torch.arange(groups, device=blocks.device) < self.kept[..., None]
         flat = blocks.flatten(2)
@@ -108,7 +108,7 @@ class Detail:
 
 
 def symbol_digest(gists: Float[Tensor, "N D"], detail: Detail) -> bytes:
-    """SHA-256 of blocks as whole numbers: what a code must give back."""
+    """SHA-256 of blocks as integers, to check that decoding returns what was encoded."""
     total = hashlib.sha256()
     for part in (gists.to(torch.int8), detail.kept.to(torch.int16), detail.caps.to(torch.int32)):
         total.update(part.cpu().contiguous().numpy().tobytes())

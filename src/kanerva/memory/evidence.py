@@ -1,7 +1,7 @@
-"""p(cue | picture): what a cue tells of each picture, summed over all that may have happened to it.
+"""p(cue | picture), summed over every mask and channel that the cue may have gone through.
 
-A picture is kept as one byte for each pixel. So is a cue: then a score depends only on how often
-each pair of bytes occurs, and one histogram serves all channels. Binary cues share one table of
+Pictures and cues are quantised to few values per pixel. A score then depends only on how often
+each pair of values occurs, so one histogram serves all channels. Binary cues share one table of
 scores, so many of them are scored at once.
 """
 
@@ -30,25 +30,25 @@ from kanerva.memory.channels import (
 )
 
 Levels = UInt8[Tensor, "N C H W"]
-_STEEP, _HALF = 3.4657, 127  # asinh(16): logits farthest 32, and are finest near 0
-_BORDER = 0.01  # of ink beyond the frame
-_CHUNK = 512  # pictures compared at once: a histogram of each is held
-# What a blank pixel counts against ink where pixels may be hidden one by one, few or most. ours
+_STEEP, _HALF = 3.4657, 127  # asinh(16): logits up to 32 in size, with the finest steps near 0
+_BORDER = 0.01  # p(ink) outside the frame
+_CHUNK = 512  # pictures scored at once: each needs a histogram
+# ours: weights of a blank pixel in ranking (ink has 1) if few, or most, single pixels are hidden
 FAINT = (-0.25, -0.04)
-FOLDED = (0.5, 1.0)  # strengths of folded noise that 8-bit pictures are ranked for. ours
-_UNHELD = 0.14  # least distance of an 8-bit image from those held, root mean square. ours
+FOLDED = (0.5, 1.0)  # ours: strengths of folded noise at which 8-bit pictures are ranked
+_UNHELD = 0.14  # ours: least root mean square distance from an unstored 8-bit image to stored ones
 _RESIDUALS = 64  # bins of |cue - mean|, for 8-bit pictures
-_SHADES = 8  # of a cue between black and white, where noise was folded
+_SHADES = 8  # bins of a cue's values between black and white, if its noise may be folded
 
 
 def to_levels(logits: Float[Tensor, "*n"]) -> UInt8[Tensor, "*n"]:
-    """Logits of binary pixels as bytes: 2 sinh(a k), k = -127 .. 127."""
+    """Quantise logits of binary pixels to bytes: logit = 2 sinh(a k), k = -127 .. 127."""
     steps = (logits.float() / 2).asinh() * (_HALF / _STEEP)
     return (steps.round().clamp(-_HALF, _HALF) + _HALF).to(torch.uint8)
 
 
 def to_logits(levels: Shaped[Tensor, "*n"]) -> Float[Tensor, "*n"]:
-    """What `to_levels` was given, to within 1.4 % or 0.03."""
+    """Invert `to_levels`, with an error of at most 1.4 % or 0.03, whichever is larger."""
     return 2 * ((levels.float() - _HALF) * (_STEEP / _HALF)).sinh()
 
 
@@ -59,14 +59,13 @@ def _fine_levels() -> UInt8[Tensor, " steps"]:
 
 
 def _levels_of_means(means: Float[Tensor, "*n"]) -> UInt8[Tensor, "*n"]:
-    """Expected binary pixels as bytes, by a table."""
+    """Quantise means of binary pixels to the same bytes, by a lookup table."""
     return _fine_levels().to(means.device)[(means * (2**16 - 1)).round().int()]
 
 
 @lru_cache(maxsize=8)
 def _blur(side: int) -> Float[Tensor, "side side"]:
-    """A binomial filter of five pixels along one side; beyond the edge the picture goes on as it
-    is there."""
+    """A binomial filter of five pixels along one axis, as a matrix; edge pixels are repeated."""
     filter = torch.zeros(side, side)
     rows = torch.arange(side)
     for step, weight in zip(range(-2, 3), (1, 4, 6, 4, 1), strict=True):
@@ -76,8 +75,8 @@ def _blur(side: int) -> Float[Tensor, "side side"]:
 
 @dataclass(frozen=True)
 class Pictures:
-    """What blocks were decoded to, a byte for each pixel: logits where pixels are binary, else
-    means."""
+    """Decoded blocks, one byte per pixel and channel: logits (`to_levels`) if pixels are binary,
+    else 255 times the mean."""
 
     levels: Levels
     binary: bool
@@ -98,23 +97,25 @@ class Pictures:
 
     @cached_property
     def features(self) -> Float[Tensor, "N features"]:
-        """What the inner product is with: means, and where pixels are not binary their squares."""
+        """Vectors whose inner products with `Cue.queries` rank pictures: means and, if pixels are
+        not binary, their squares."""
         flat = self.means.flatten(1)
         return flat if self.binary else torch.cat([flat, flat.square()], dim=1)
 
     def blurred(self, owner: Int[Tensor, " N"] | None = None) -> "Pictures":
-        """What is like these, but none of them: as kernels of a density over pictures. `owner`
-        numbers the cue that each is compared with; those of one cue share a mean picture."""
+        """Blurred copies: the kernels of a density over pictures that are similar to these, but not
+        stored. `owner` is the index of the cue that each is compared with; those of one cue share a
+        mean picture."""
         down, across = (_blur(side).to(self.levels.device) for side in self.levels.shape[-2:])
         soft = self.means
-        for _ in range(1 if self.binary else 4):  # 8-bit pictures are themselves soft
+        for _ in range(1 if self.binary else 4):  # 8-bit pictures are already smooth
             soft = down @ soft @ across.T
-        usual = self.means.mean(dim=0)
+        average = self.means.mean(dim=0)
         if owner is not None:
             count = torch.bincount(owner).clamp(min=1)[:, None, None, None]
-            sums = usual.new_zeros(len(count), *usual.shape).index_add(0, owner, self.means)
-            usual = (sums / count)[owner]
-        soft = 0.97 * soft + 0.03 * usual  # ours: best for unheld digits
+            sums = average.new_zeros(len(count), *average.shape).index_add(0, owner, self.means)
+            average = (sums / count)[owner]
+        soft = 0.97 * soft + 0.03 * average  # ours: best for digits that are not stored
         if self.binary:
             return Pictures(_levels_of_means(soft), True)
         return Pictures((soft * 255).round().to(torch.uint8), False)
@@ -122,16 +123,16 @@ class Pictures:
 
 @dataclass(frozen=True)
 class Cue:
-    """One cue, and all that may have happened to it."""
+    """One cue, with the masks, channels and shifts that it may have gone through."""
 
     picture: Picture
     seen: Seen
     masks: Bool[Tensor, "masks H W"]
-    chances: Float[Tensor, " masks"]  # a priori
-    boxes: list[Box]  # the same masks, where they are not given
+    chances: Float[Tensor, " masks"]  # prior probabilities
+    boxes: list[Box]  # the masks as boxes; empty if a mask was given
     channels: tuple[Channel, ...]
     shifts: list[tuple[int, int]]
-    binary: bool  # the pictures it is compared with
+    binary: bool  # whether the pictures that it is compared with are binary
 
     @classmethod
     def of(
@@ -147,19 +148,19 @@ class Cue:
 
     @property
     def has_bands(self) -> bool:
-        """Its queries differ by sums of pictures over bands alone."""
+        """Whether its queries differ only by sums over bands of pixels (`ranking`)."""
         two = self.binary and self.seen.kind == "binary"
         return two and bool(self.boxes) and any(channel.hidden for channel in self.channels)
 
     @cached_property
     def has_gaps(self) -> bool:
-        """Whether black pixels of an 8-bit cue may be hidden ones, here and there."""
+        """Whether some black pixels of an 8-bit cue may be hidden ones."""
         black = (self.picture == 0).all(dim=0).any()
         return bool(black) and any(channel.hidden for channel in self.channels)
 
     def queries(self) -> Float[Tensor, "groups shifts features"]:
-        """Vectors whose inner product with `Pictures.features` ranks: one group for each mask,
-        and one for pixels hidden here and there."""
+        """Vectors whose inner products with `Pictures.features` rank pictures: one group for each
+        mask, and more for single hidden pixels and for folded noise."""
         return torch.stack([self._queries(shift) for shift in self.shifts], dim=1)
 
     def _queries(self, shift: tuple[int, int]) -> Float[Tensor, "groups features"]:
@@ -185,8 +186,8 @@ class Cue:
 
     @cached_property
     def loose(self) -> "Cue":
-        """The same cue compared with kernels. 8-bit pictures are known to within a residual: an
-        image that is not held is taken to be farther from all of them than that."""
+        """This cue as it is compared with kernels (`Pictures.blurred`). For 8-bit pictures, an
+        image that is not stored is assumed to differ from every kernel by at least `_UNHELD`."""
         if self.binary:
             return self
         least = [replace(c, gaussian=max(c.gaussian, _UNHELD)) for c in self.channels]
@@ -201,12 +202,12 @@ class Cue:
 
     @cached_property
     def coarse(self) -> int:
-        """Bits of a level that are dropped where a cue takes many values."""
+        """How many low bits of a level are dropped: two if the cue is not binary."""
         return 0 if self.seen.kind == "binary" else 2
 
     @cached_property
     def farthest(self) -> float:
-        """The largest residual there may be."""
+        """The largest possible |cue - mean|."""
         return max(1.0, float(self.picture.max()), 1.0 - float(self.picture.min()))
 
     @cached_property
@@ -216,7 +217,7 @@ class Cue:
 
     @cached_property
     def table(self) -> Float[Tensor, "pairs channels"]:
-        """ln p of each pair of cue and picture, for each channel."""
+        """ln p of each pair of a cue's value and a picture's, for each channel."""
         device = self.picture.device
         if self.binary:
             if self.seen.kind == "binary":
@@ -228,47 +229,49 @@ class Cue:
 
     @cached_property
     def folded(self) -> bool:
-        """Whether its noise may have been folded, and its pictures are 8-bit."""
+        """Whether pictures are 8-bit and the noise may have been folded."""
         return not self.binary and any(channel.folded for channel in self.channels)
 
     @property
     def _shades(self) -> int:
-        """Classes of pixels between black and white, each for means below and above it."""
+        """The number of classes of pixels between black and white: a class is a shade and whether
+        the mean lies below or above it."""
         return 2 * _SHADES if self.folded else 1
 
     def _residual_table(self, device: torch.device) -> Float[Tensor, "pairs channels"]:
-        """For 8-bit pictures: the cue black, white or of a shade, times how far it is away."""
-        away = (torch.arange(_RESIDUALS, device=device) / (_RESIDUALS - 1)) ** 2 * self.farthest
+        """The table for 8-bit pictures: a row for each pair of the cue's class (black, white or a
+        shade) and its distance from the mean."""
+        distance = (torch.arange(_RESIDUALS, device=device) / (_RESIDUALS - 1)) ** 2 * self.farthest
         shade = torch.arange(self._shades, device=device)
         x = (shade[:, None] // 2 + 0.5) / _SHADES
-        mean = torch.where(shade[:, None] % 2 == 1, x - away, x + away)
-        chances = [(c.hidden, c.salt_pepper, c.gaussian or 0.02) for c in self.channels]
-        hidden, salt, s = away.new_tensor(chances).T[:, :, None, None]
-        near = _normal(away / s, s).expand(-1, len(x), -1)  # (channels, shades, residuals)
-        beyond = torch.special.ndtr(-away / s)  # what lay there became black or white
+        mean = torch.where(shade[:, None] % 2 == 1, x - distance, x + distance)
+        strengths = [(c.hidden, c.salt_pepper, c.gaussian or 0.02) for c in self.channels]
+        hidden, salt, s = distance.new_tensor(strengths).T[:, :, None, None]
+        density = _normal(distance / s, s).expand(-1, len(x), -1)  # (channels, shades, residuals)
+        tail = torch.special.ndtr(-distance / s)  # the mass that clipping moves to black or white
         clipped = self.seen.kind in ("binary", "clipped")
-        black, white = near[:, :1], near[:, :1]
+        black, white = density[:, :1], density[:, :1]
         if self.folded:
             folded = torch.tensor([c.folded for c in self.channels], device=device)[:, None, None]
-            near = near + folded * _normal((x + mean) / s, s)
-            both_ends = beyond + torch.special.ndtr((away - 2) / s)  # beyond 1, and beyond -1
-            white = torch.where(folded, both_ends, white)
+            density = density + folded * _normal((x + mean) / s, s)
+            both_tails = tail + torch.special.ndtr((distance - 2) / s)  # above 1, and below -1
+            white = torch.where(folded, both_tails, white)
         elif clipped:
-            black = white = beyond
+            black = white = tail
         keep, salt = (1 - hidden) * (1 - salt), (1 - hidden) * salt / 2
-        rows = [keep * black + hidden + salt, keep * white + salt, keep * near]
+        rows = [keep * black + hidden + salt, keep * white + salt, keep * density]
         return torch.cat(rows, dim=1).clamp(min=1e-30).log().flatten(1).T.contiguous()
 
 
 def _normal(z: Tensor, s: Tensor) -> Tensor:
-    """The share of one of 255 levels."""
+    """The mass of N(0, s^2), at z standard deviations, in one of 255 levels."""
     return torch.exp(-0.5 * z.square()) / (255 * s * math.sqrt(2 * math.pi))
 
 
 @lru_cache(maxsize=4)
 def _parabolas(s: float) -> Float[Tensor, "shades 2"]:
-    """Of ln p(shade | mean) under folded noise, by least squares over means: its slope and its
-    bend, which inner products with means and their squares rank by."""
+    """Parabolas fitted to ln p(shade | mean) under folded noise, by least squares over means: their
+    linear and quadratic coefficients, which multiply `Pictures.features`."""
     shades, mean = torch.linspace(0, 1, 65), torch.linspace(0, 1, 33)
     seen = Seen(torch.zeros(1, 1, 1, dtype=torch.long), shades, "folded")
     log_p = seen.log_densities(Channel(gaussian=s), mean)
@@ -278,7 +281,7 @@ def _parabolas(s: float) -> Float[Tensor, "shades 2"]:
 
 @lru_cache(maxsize=16)
 def _binary_table(channels: tuple[Channel, ...]) -> Float[Tensor, "pairs channels"]:
-    """The same for every binary cue."""
+    """`Cue.table` of a binary cue: it is the same for all of them."""
     seen = Seen(torch.zeros(1, 1, 1, dtype=torch.long), torch.tensor([0.0, 1.0]), "binary")
     return seen.log_table(channels, to_logits(torch.arange(256))).flatten(1).T.contiguous()
 
@@ -292,8 +295,8 @@ def log_evidence(
     owner: Int[Tensor, " K"],
     shifts: Int[Tensor, " K"] | None = None,
 ) -> Float[Tensor, " K"]:
-    """ln p(cue | picture k, moved by shift k) of the cue that `owner` numbers. What a shift moved
-    out of the frame is explained by an empty border."""
+    """ln p(cue | picture k, moved by shift k) of cue `owner[k]`. The pixels that a shift brings in
+    from outside the frame are taken to be blank."""
     first = cues[0]
     shared = all(c.seen.kind == "binary" and c.channels == first.channels for c in cues)
     if len(cues) == 1 or (first.binary and shared):
@@ -312,10 +315,10 @@ def log_evidence(
 class _Batch:
     """Cues that share a table: their pixels and masks, under every shift."""
 
-    like: Cue  # any of them
-    pixels: Shaped[Tensor, "cues shifts C H W"]  # numbers of their values, or the values
+    like: Cue  # any one of them
+    pixels: Shaped[Tensor, "cues shifts C H W"]  # indices of values (binary pictures), or values
     masks: Bool[Tensor, "masks cues shifts H W"]
-    chances: Float[Tensor, "masks cues"]  # ln of them; -inf beyond a cue's last mask
+    log_chances: Float[Tensor, "masks cues"]  # -inf beyond a cue's last mask
 
     @classmethod
     def of(cls, cues: Sequence[Cue]) -> "_Batch":
@@ -337,7 +340,7 @@ class _Batch:
     def score(
         self, pictures: Pictures, owner: Int[Tensor, " K"], shifts: Int[Tensor, " K"] | None
     ) -> Float[Tensor, " K"]:
-        """For each mask a histogram of pairs, times the table of what each is worth."""
+        """For each mask, count the pairs of values in a histogram and multiply it by the table."""
         table = self.like.table
         at = torch.zeros_like(owner) if shifts is None else shifts
         pairs = self._pairs(pictures, owner, at, shifts is not None)
@@ -345,18 +348,18 @@ class _Batch:
         rows = torch.arange(len(pairs), device=pairs.device, dtype=pairs.dtype) * bins
         pairs = pairs + rows[:, None, None, None]
         scores, alone = [], len(self.masks[0]) == 1 and shifts is None
-        for masks, chances in zip(~self.masks, self.chances, strict=True):
+        for masks, log_chances in zip(~self.masks, self.log_chances, strict=True):
             hidden = masks if alone else masks[owner, at][:, None]
-            kept = pairs.masked_fill(hidden, count).flatten()  # all that is hidden in one bin
+            kept = pairs.masked_fill(hidden, count).flatten()  # hidden pixels share one extra bin
             counts = torch.bincount(kept, minlength=count + 1)[:count].view(-1, bins)
             each = torch.addmm(self.like.log_prior, counts.float(), table).logsumexp(dim=1)
-            scores.append(each + (chances if alone else chances[owner]))
+            scores.append(each + (log_chances if alone else log_chances[owner]))
         return torch.stack(scores).logsumexp(dim=0)
 
     def _pairs(
         self, pictures: Pictures, owner: Int[Tensor, " K"], at: Int[Tensor, " K"], moved: bool
     ) -> Int[Tensor, "K C H W"]:
-        """The number of each pixel's pair of cue and picture, a row of the table."""
+        """The row of the table for each pixel's pair of cue and picture."""
         levels, x, like = pictures.levels.int(), self.pixels[owner, at], self.like
         if like.binary:
             levels = levels >> like.coarse
@@ -365,9 +368,9 @@ class _Batch:
                 border = int(to_levels(torch.tensor(_BORDER).logit())) >> like.coarse
                 levels = torch.where(outside[:, None], border, levels)
             return x * (256 >> like.coarse) + levels
-        away, shade = x - levels / 255, torch.full_like(levels, 2)
+        residual, shade = x - levels / 255, torch.full_like(levels, 2)
         if like.folded:
-            shade += 2 * (_SHADES * x).int().clamp(0, _SHADES - 1) + (away >= 0)
+            shade += 2 * (_SHADES * x).int().clamp(0, _SHADES - 1) + (residual >= 0)
         shade = torch.where(x == 0, 0, torch.where(x == 1, 1, shade))
-        away = (away.abs() / like.farthest).clamp(max=1).sqrt()
-        return (shade * _RESIDUALS + (away * (_RESIDUALS - 1)).round()).int()
+        distance = (residual.abs() / like.farthest).clamp(max=1).sqrt()
+        return (shade * _RESIDUALS + (distance * (_RESIDUALS - 1)).round()).int()

@@ -1,5 +1,5 @@
-"""A memory of floats as a file: safetensors, never a pickle. Bits have a file of their own
-(`container`)."""
+"""The file of a memory of floats: safetensors, never a pickle. Memories of bits have another
+format (`container`)."""
 
 import json
 from dataclasses import dataclass
@@ -16,15 +16,16 @@ from kanerva.memory.grid import Grid, check_owners, lies_in_cells
 from kanerva.memory.quantise import pack, unpack
 from kanerva.plain_files import reason
 
-# 1: a float32 map, no slots. 2: with points and blocks of slots, which follow from the grid.
+# Format 1: a float32 map without slots. Format 2: with the points and sizes of its slots, which
+# format 3 leaves out, because they follow from the grid.
 _FORMAT, _OLDER = "kanerva-memory-3", ("kanerva-memory-1", "kanerva-memory-2")
 _STORED = (torch.float32, torch.bfloat16, torch.int8, torch.uint8)
-_SEALED = (_FORMAT, "kanerva-memory-2")  # the first had no digest yet
+_SEALED = (_FORMAT, "kanerva-memory-2")  # formats with a digest
 
 
 @dataclass(frozen=True)
 class SavedMemory:
-    """What a file holds: fields of a `Memory`."""
+    """The fields of a `Memory` that a file holds."""
 
     map: Float[Tensor, "*B Cm Hm Wm"]
     owners: Int[Tensor, "*B slots"] | None
@@ -32,7 +33,7 @@ class SavedMemory:
     writer: str | None
 
     def write(self, path: Path, dtype: str) -> None:
-        """All of it or nothing; numbers as float32, bfloat16, int8 or int4."""
+        """Write the file atomically, with numbers as float32, bfloat16, int8 or int4."""
         about = {"format": _FORMAT, "dtype": dtype, "shape": json.dumps(list(self.map.shape))}
         tensors = pack(self.map, dtype)
         if self.owners is not None:
@@ -44,7 +45,7 @@ class SavedMemory:
 
     @classmethod
     def read(cls, path: Path) -> "SavedMemory":
-        """What `write` wrote; a file that is no memory, or was altered, is refused."""
+        """Read what `write` wrote. A file that is no memory, or was altered, is refused."""
         tensors, about = read_tensors(path, lambda about: about.get("format") in _SEALED)
         if about.get("format") not in (_FORMAT, *_OLDER) or "map" not in tensors:
             raise UserError(f"{path} is not a saved memory (format {about.get('format')})")
@@ -59,8 +60,9 @@ class SavedMemory:
 
     @classmethod
     def _from(cls, tensors: dict[str, Tensor], about: dict[str, Any]) -> "SavedMemory":
-        """Refuse what `write` never writes: other types and shapes, numbers that are not finite, a
-        handle in two cells, or one that was not given out and would be given out again."""
+        """Check and decode tensors. Refuses what `write` never writes: other types and shapes,
+        numbers that are not finite, a handle in two cells, or a handle that was not issued yet and
+        would later be issued a second time."""
         shape = tuple(json.loads(about.get("shape", json.dumps(list(tensors["map"].shape)))))
         require_tensor(tensors, "map", "it", _STORED)
         map = unpack(tensors, about.get("dtype", "float32"), shape)
@@ -71,15 +73,15 @@ class SavedMemory:
         if "scale" in tensors:
             require_tensor(tensors, "scale", "it", [torch.float32], (*shape[:-3], 1, 1, 1))
         if type(issued) is not int or issued < 0:
-            raise UserError(f"{issued!r} handles were given out")
+            raise UserError(f"the number of issued handles is {issued!r}")
         if owners is not None:
             lead = (*shape[:-3], owners.shape[-1])
             check_owners(require_tensor(tensors, "owners", "it", [torch.int64], lead), issued)
-            Grid(owners.shape[-1], (shape[-2], shape[-1]))  # refuses cells that make none
+            Grid(owners.shape[-1], (shape[-2], shape[-1]))  # raises an error if they make no grid
         return cls(map, owners, issued, about.get("writer"))
 
     def _lies_in_cells(self, tensors: dict[str, Tensor]) -> bool:
-        """Whether the blocks of a file of kanerva 0.1 are cells."""
+        """Whether the blocks in a file of kanerva 0.1 lie exactly in cells."""
         if self.owners is None:
             raise UserError("this memory was written as a whole: it has no blocks to tell apart")
         one = self.map.ndim == 3

@@ -1,8 +1,8 @@
-"""A gist: a block of whole numbers, and its price in bits under a learned prior.
+"""A gist: integers that describe an image, and their cost in bits under a learned prior.
 
-Numbers come in groups, the most telling first; a block may hold the first few groups only. The
-prior gives each number a table of probabilities that depends on the groups before it, in whole
-numbers (`fixed_point`), so that every machine makes the same table.
+The integers come in groups, the most informative first; a block may hold only the first few groups.
+The prior predicts the probabilities of each integer from the groups before its own, in integer
+arithmetic (`fixed_point`), so that every machine computes the same table.
 """
 
 import torch
@@ -20,18 +20,18 @@ from kanerva.memory.fixed_point import (
     round_through,
 )
 
-LARGEST = 7  # a number lies in [-7, 7]
+LARGEST = 7  # numbers lie in [-7, 7]
 ALPHABET = 2 * LARGEST + 1
 _LEVELS = 16  # logits are rounded to sixteenths
-_FARTHEST = 10 * _LEVELS  # below the likeliest number's logit
+_FARTHEST = 10 * _LEVELS  # logits are at most 10 below the largest one
 _HIDDEN = 64  # ours: units of each layer and group
-_AT_ONCE = {"cpu": 64, "cuda": 4096}  # gists priced together: what a cache holds, and a GPU
+_AT_ONCE = {"cpu": 64, "cuda": 4096}  # gists per batch: what fits a CPU's cache, or a GPU
 
-Gists = Float[Tensor, "N D"]  # whole numbers
+Gists = Float[Tensor, "N D"]  # integers, as floats
 
 
 class GistPrior(nn.Module):
-    """p(gist): a small network for each group, which sees the groups before its own."""
+    """p(gist): one small network for each group, whose input is the groups before it."""
 
     powers: Tensor
 
@@ -44,14 +44,14 @@ class GistPrior(nn.Module):
         self.second = FixedLinear(_HIDDEN, _HIDDEN, (groups,))
         self.last = FixedLinear(_HIDDEN, self.each * ALPHABET, (groups,), gain=0.1)
         far = torch.arange(-LARGEST, LARGEST + 1).abs().float()
-        with torch.no_grad():  # at first the larger a number the rarer
+        with torch.no_grad():  # initially, larger numbers are less likely
             self.last.bias.add_((-0.7 * far).repeat(self.each))
         steps = torch.arange(_FARTHEST + 1, dtype=torch.float64)
         powers = (TOTAL * (-steps / _LEVELS).exp()).round().clamp(min=1)
-        self.register_buffer("powers", powers.float())  # kept with the weights: no libm decides
+        self.register_buffer("powers", powers.float())  # saved: exp differs among machines
 
     def whole(self, group: int | None = None) -> list[tuple[Integers, Integers]]:
-        """Weights and biases of every layer as whole numbers, of all groups or of one."""
+        """Weights and biases of every layer as integers, for all groups or for one."""
         side = slice(None) if group is None else slice(group, group + 1)
         layers = [layer.whole() for layer in (self.first, self.second, self.last)]
         return [(weight[side].mT, bias[side, None]) for weight, bias in layers]
@@ -59,7 +59,8 @@ class GistPrior(nn.Module):
     def levels(
         self, gists: Gists, layers: list[tuple[Integers, Integers]]
     ) -> Float[Tensor, "N _ A"]:
-        """Logits in sixteenths of every number, or of one group's, as `layers` are (`whole`)."""
+        """Logits of every number, in sixteenths; of one group's numbers, if `layers` are
+        `whole(group)`."""
         first, *others = layers
         x = (ONE * gists) @ first[0] + first[1]
         for weight, bias in others:
@@ -70,27 +71,26 @@ class GistPrior(nn.Module):
     def nats(
         self, numbers: Float[Tensor, "N D"], blurred: Float[Tensor, "N D"]
     ) -> Float[Tensor, "N groups"]:
-        """What each group costs once rounded, for training. The prior learns from whole numbers;
-        the writer from `blurred` ones, whose probability lies between those of the two whole
-        numbers around: a price that has a slope everywhere."""
+        """The cost of each group after rounding, in nats, with gradients for training. The prior
+        gets the gradient at the rounded numbers. The writer gets it at `blurred` ones, with the
+        probability interpolated between the two integers around: this has a slope everywhere."""
         with clear_of(numbers):
-            prices = -(self.levels(quantise_gist(numbers), self.whole()) / _LEVELS).log_softmax(
-                dim=-1
-            )
+            levels = self.levels(quantise_gist(numbers), self.whole())
+            log_p = (levels / _LEVELS).log_softmax(dim=-1)
             at = (quantise_gist(numbers.detach()) + LARGEST).long()[..., None]
-            price = prices.gather(-1, at)[..., 0]
+            cost = -log_p.gather(-1, at)[..., 0]
             below = blurred.detach().floor().clamp(max=LARGEST - 1)
             share, place = blurred - below, (below + LARGEST).long()[..., None]
-            around = (-prices.detach()).exp()
-            low, high = (around.gather(-1, place + i)[..., 0] for i in (0, 1))
+            p = log_p.detach().exp()
+            low, high = (p.gather(-1, place + i)[..., 0] for i in (0, 1))
             soft = -((1 - share) * low + share * high).clamp(min=1e-6).log()
-            price = price + soft - soft.detach()
-            return price.unflatten(-1, (self.groups, -1)).sum(dim=-1)
+            cost = cost + soft - soft.detach()
+            return cost.unflatten(-1, (self.groups, -1)).sum(dim=-1)
 
     @torch.no_grad()
     def tables(self, gists: Gists, group: int | None = None) -> Int[Tensor, "N _ A"]:
-        """Probabilities of every number, or of one group's, in counts that add up to `TOTAL`, each
-        at least 1; the numbers of earlier groups are looked at, no others."""
+        """Probabilities of every number, or of one group's numbers, as counts of at least 1 that
+        sum to `TOTAL`. They depend only on the numbers of earlier groups."""
         return self._tables(gists, self.whole(group))
 
     def _tables(
@@ -105,7 +105,7 @@ class GistPrior(nn.Module):
 
     @torch.no_grad()
     def costs(self, gists: Gists) -> Int[Tensor, "N groups"]:
-        """What each group takes, in 256ths of a bit."""
+        """The cost of each group, in 256ths of a bit."""
         layers, prices = self.whole(), cost_table().to(gists.device)
         found = []
         for part in gists.split(_AT_ONCE[gists.device.type]):
@@ -115,5 +115,5 @@ class GistPrior(nn.Module):
 
 
 def quantise_gist(numbers: Float[Tensor, "*N D"]) -> Float[Tensor, "*N D"]:
-    """The nearest whole numbers."""
+    """Round to the nearest integers in [-7, 7]."""
     return round_through(numbers, -LARGEST, LARGEST)

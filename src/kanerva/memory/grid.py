@@ -1,7 +1,7 @@
-"""Cells: a grid of equal prior mass over the memory, each cell with whole pixels of its own.
+"""Cells: a grid over the memory. Cells have equal prior mass, and no two share a pixel.
 
-Squashed by 2 Phi(y) - 1 a key from N(0, 1) is uniform on [-1, 1], so equal squares there are
-equally likely places. Hard reads and writes move whole pixels: no interpolation, no rounding.
+2 Phi(y) - 1 maps a key from N(0, 1) to a uniform one on [-1, 1], so cells of equal size there are
+equally likely. Reads and writes of cells copy whole pixels: no interpolation, no rounding.
 """
 
 import torch
@@ -15,8 +15,8 @@ from kanerva.shapes import Blocks, Cells, MemoryMap, Points
 
 
 class Grid:
-    """`capacity` cells in rows and columns over a memory of side `size`, or of (height, width),
-    numbered row by row."""
+    """`capacity` cells, numbered row by row, over a memory with side `size`, or with `size` =
+    (height, width)."""
 
     def __init__(self, capacity: int, size: int | tuple[int, int]) -> None:
         self.rows, self.columns = rows_and_columns(capacity)
@@ -30,22 +30,23 @@ class Grid:
         self.block = (self.height // self.rows, self.width // self.columns)  # h, w of one cell
 
     def centres(self, device: torch.device | str = "cpu") -> Float[Tensor, "cells 2"]:
-        """The middle (x, y) of every cell on [-1, 1]."""
+        """The centre (x, y) of every cell, on [-1, 1]."""
         x = (2 * torch.arange(self.columns, device=device) + 1) / self.columns - 1
         y = (2 * torch.arange(self.rows, device=device) + 1) / self.rows - 1
         down, across = torch.meshgrid(y, x, indexing="ij")
         return torch.stack([across, down], dim=-1).flatten(0, 1)
 
     def cell_of(self, points: Float[Tensor, "*n 2"]) -> Int[Tensor, "*n"]:
-        """The cell in which a point of [-1, 1] lies."""
+        """The cell that contains a point (x, y) on [-1, 1]."""
         x, y = ((points + 1) / 2).unbind(-1)
         column = (x * self.columns).long().clamp(0, self.columns - 1)
         row = (y * self.rows).long().clamp(0, self.rows - 1)
         return row * self.columns + column
 
     def pixels(self, device: torch.device | str = "cpu") -> Int[Tensor, "cells hw"]:
-        """Each cell's pixels as positions in the flattened map. Where cells are not a whole number
-        of pixels wide, those that begin inside, equally many for all: none is shared."""
+        """Each cell's pixels, as positions in the flattened map. If the side is no multiple of the
+        number of cells, each cell gets the first `block` pixels that begin inside it: equally many
+        for all, and none shared."""
         rows, columns = (
             torch.arange(self.rows, device=device),
             torch.arange(self.columns, device=device),
@@ -58,14 +59,14 @@ class Grid:
         return places.flatten(2).flatten(0, 1)
 
     def read(self, memory: MemoryMap, cells: Cells) -> Blocks:
-        """The pixels of some cells of each episode's memory."""
+        """Read some cells of each episode's memory."""
         places = self.pixels(memory.device)[cells].flatten(1)  # (B, T h w)
         flat = memory.flatten(2)
         found = flat.gather(2, places[:, None].expand(-1, flat.shape[1], -1))
         return found.unflatten(2, (cells.shape[1], *self.block)).transpose(1, 2)
 
     def paste(self, blocks: Blocks, cells: Cells) -> MemoryMap:
-        """A memory with each block in its cell and zeros elsewhere; no two share a cell."""
+        """Make a memory with each block in its cell and zeros elsewhere. Cells must be distinct."""
         places = self.pixels(blocks.device)[cells].flatten(1)
         values = blocks.transpose(1, 2).flatten(2)  # (B, Cm, T h w)
         empty = values.new_zeros(*values.shape[:2], self.height * self.width)
@@ -74,18 +75,18 @@ class Grid:
 
 
 def match(points: Points, grid: Grid, generator: Noise = None) -> Cells:
-    """Give every sample of an episode a cell of its own, like beside like, by sorting.
+    """Give every sample of an episode its own cell by sorting, so that near points stay near.
 
-    The points are dealt to columns in order of x, as many to each as it has cells, and within a
-    column to rows in order of y: a transport of the episode onto the grid that keeps order along
-    both axes. Points drawn at random stand in for the cells that stay empty.
+    Points are assigned to columns in order of x, as many as a column has cells, and within a column
+    to rows in order of y: a transport of the episode onto the grid that keeps the order along both
+    axes. Random points are added for the cells that stay empty.
     """
     batch, length = points.shape[:2]
     spare = grid.capacity - length
-    chance = uniform((batch, spare, 2), generator, points.device)
-    everyone = torch.cat([points.detach(), 2 * chance - 1], dim=1)
-    column = everyone[..., 0].argsort(dim=1).argsort(dim=1) // grid.rows
-    row = (4 * column + everyone[..., 1]).argsort(dim=1).argsort(dim=1) % grid.rows
+    random = uniform((batch, spare, 2), generator, points.device)
+    full = torch.cat([points.detach(), 2 * random - 1], dim=1)  # one point for each cell
+    column = full[..., 0].argsort(dim=1).argsort(dim=1) // grid.rows
+    row = (4 * column + full[..., 1]).argsort(dim=1).argsort(dim=1) % grid.rows
     return (row * grid.columns + column)[:, :length]
 
 
@@ -96,27 +97,26 @@ def deal(
     generator: Noise = None,
     device: torch.device | str = "cpu",
 ) -> Cells:
-    """Deal each episode's samples to cells at random, one each."""
-    chance = uniform((batch, grid.capacity), generator, device)
-    return chance.argsort(dim=1)[:, :length]
+    """Give each sample of an episode its own random cell."""
+    return uniform((batch, grid.capacity), generator, device).argsort(dim=1)[:, :length]
 
 
 def check_owners(owners: Int[Tensor, "*B cells"], issued: int) -> None:
-    """Refuse handles that lie in two cells of one memory, or that were never given out."""
+    """Refuse handles that are in two cells of one memory, or that were never issued."""
     rows = owners.reshape(-1, owners.shape[-1]).sort(dim=-1).values
     if bool(((rows[:, 1:] == rows[:, :-1]) & (rows[:, 1:] >= 0)).any()):
         raise UserError("a handle lies in two cells")
     if not -1 <= int(owners.min()) <= int(owners.max()) < max(issued, 1):
-        raise UserError("a handle was never given out")
+        raise UserError("a handle was never issued")
 
 
 def lies_in_cells(
     map: Float[Tensor, "B Cm Hm Wm"], owners: Int[Tensor, "B cells"], tensors: dict[str, Tensor]
 ) -> bool:
-    """Whether the slots of a file of kanerva 0.1, whose blocks might overlap, are cells."""
+    """Whether the slots in a file of kanerva 0.1, whose blocks could overlap, are exactly cells."""
     grid = Grid(owners.shape[-1], (map.shape[-2], map.shape[-1]))
     off = (tensors["points"] - grid.centres()).abs().amax(dim=-1).reshape(owners.shape)
     fits = "blocks" not in tensors or tuple(tensors["blocks"].shape[-2:]) == grid.block
     pixels = map.flatten(2)[:, :, grid.pixels()]  # (B, Cm, cells, hw)
-    blank = bool((pixels.movedim(2, 1)[owners < 0] == 0).all())  # no block reaches a free cell
+    blank = bool((pixels.movedim(2, 1)[owners < 0] == 0).all())  # no block overlaps a free cell
     return fits and blank and bool((off[owners >= 0] < 1e-4).all())

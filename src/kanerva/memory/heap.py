@@ -1,10 +1,10 @@
-"""Memory: what a user holds after writing, and its heap: malloc, free, slots, all here.
+"""Memory: the object that `write` returns, with its heap: malloc, free, slots and files.
 
 memory = model.write(images)                # malloc for each image
-memory = model.append(memory, more)         # malloc again: the rest stays where it is
-memory = memory.free(memory.handles[3])     # its cell is zeros, and free for others
+memory = model.append(memory, more)         # malloc for more; stored blocks do not move
+memory = memory.free(memory.handles[3])     # its cell becomes zeros, and free for others
 
-A slot is a cell of the memory's grid. Saved as safetensors, never as a pickle.
+A slot is a cell of the memory's grid. Files are plain data, never a pickle.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,18 +36,18 @@ from kanerva.shapes import Blocks, Cells
 class Memory:
     """The memory of one episode (Cm, Hm, Wm), or of a batch of episodes (B, Cm, Hm, Wm).
 
-    `map` is all that reading uses. `owners` says which handle lies in which cell, -1 where it is
-    free; a model that writes its episode as a whole has none, and nothing in its memory can be
-    picked out or freed. `issued` counts the handles given out: none is used twice.
+    `map` is all that reading uses. `owners` has the handle in each cell, -1 if the cell is free. It
+    is None if the model writes an episode as a whole: then no image has a block of its own, and
+    none can be freed. `issued` counts the handles issued so far: none is reused.
     """
 
     map: Float[Tensor, "*B Cm Hm Wm"]
     owners: Int[Tensor, "*B slots"] | None = None
     issued: int = 0
-    detail: Detail | None = None  # where blocks are bits
+    detail: Detail | None = None  # if blocks are bits
     codec: BlockCodec | None = None
-    writer: str | None = None  # fingerprint of the model that wrote it, which alone can read it
-    kept: dict[str, Any] = field(default_factory=dict, repr=False)  # what readers worked out of it
+    writer: str | None = None  # fingerprint of the model that wrote it: no other can read it
+    kept: dict[str, Any] = field(default_factory=dict, repr=False)  # caches of what was decoded
 
     def __post_init__(self) -> None:
         if self.map.ndim not in (3, 4):
@@ -58,12 +58,12 @@ class Memory:
 
     @property
     def is_batch(self) -> bool:
-        """Whether this holds several episodes' memories."""
+        """Whether this is a batch of memories, one for each episode."""
         return self.map.ndim == 4
 
     @property
     def floats(self) -> int:
-        """Numbers in one episode's memory: no bound charges for them, so say how many."""
+        """Numbers in one episode's memory. No bound charges for them, so reports state how many."""
         return self.map[0].numel() if self.is_batch else self.map.numel()
 
     def __getitem__(self, episode: int) -> "Memory":
@@ -74,7 +74,7 @@ class Memory:
 
     @classmethod
     def stack(cls, memories: "list[Memory]") -> "Memory":
-        """Memories of one episode each as a batch."""
+        """Stack memories of one episode each into a batch."""
         maps = torch.stack([memory.map for memory in memories])
         writers = {memory.writer for memory in memories if memory.writer is not None}
         if len(writers) > 1:
@@ -89,12 +89,13 @@ class Memory:
         return cls(maps, torch.stack(owners), issued, detail, memories[0].codec, writer)
 
     def as_batch(self) -> "Memory":
-        """This memory as a batch of memories."""
+        """This memory as a batch, of one if it is not one already."""
         return self if self.is_batch else Memory.stack([self])
 
     def to(self, device: str | torch.device) -> "Memory":
-        there = as_device(device)
-        return self._apply(lambda tensor: tensor.to(there))
+        """Move every tensor to a device."""
+        target = as_device(device)
+        return self._apply(lambda tensor: tensor.to(target))
 
     def _apply(self, function: Callable[[Tensor], Tensor]) -> "Memory":
         owners = None if self.owners is None else function(self.owners)
@@ -104,7 +105,7 @@ class Memory:
     # Slots
 
     def require_slots(self) -> Int[Tensor, "*B slots"]:
-        """Which handle lies in which cell; refused where a memory was written as a whole."""
+        """`owners`, with an error if the memory was written as a whole."""
         if self.owners is None:
             raise UserError("this memory was written as a whole: it has no blocks to tell apart")
         return self.owners
@@ -121,19 +122,19 @@ class Memory:
 
     @property
     def capacity(self) -> int:
-        """Blocks there is room for."""
+        """The number of blocks that the memory has room for."""
         return self.require_slots().shape[-1]
 
     @property
     def handles(self) -> list[int]:
-        """Handles of what is held, in order of writing."""
+        """Handles of the stored blocks, in order of writing."""
         owners = self._require_one()
         return sorted(owners[owners >= 0].tolist())
 
     @property
     def cells(self) -> Int[Tensor, "*B held"]:
-        """The cell of each block held, in order of handle; the memories of a batch must hold
-        equally many."""
+        """The cell of each stored block, in order of handle. All memories of a batch must hold
+        equally many blocks."""
         owners = self.require_slots()
         count = (owners >= 0).sum(dim=-1)
         if bool((count != count.max()).any()):
@@ -143,7 +144,7 @@ class Memory:
 
     @property
     def places(self) -> Float[Tensor, "*B held 2"]:
-        """Where each block held lies, (x, y) on [-1, 1], in order of handle."""
+        """The position (x, y) of each stored block, on [-1, 1], in order of handle."""
         return self.grid.centres(self.map.device)[self.cells]
 
     def __len__(self) -> int:
@@ -153,28 +154,28 @@ class Memory:
         return handle in self.handles
 
     def __bool__(self) -> bool:
-        return True  # a memory that holds nothing is still one
+        return True  # also when empty: `__len__` would make it False
 
     def slot_of(self, handle: int) -> int:
-        """The cell in which a handle's block lies."""
+        """The cell of a handle's block."""
         owners = self._require_one()
-        known = handle if 0 <= handle < self.issued else self.issued  # a number that tensors hold
+        known = handle if 0 <= handle < self.issued else self.issued  # others may not fit an int64
         found = (owners == known).nonzero()
         if len(found) == 0:
             raise UserError(_not_held(handle))
         return int(found[0, 0])
 
     def slots_of(self, handles: object, number: int | None = None) -> Cells:
-        """The cells of handles, `number` of them for each memory of a batch."""
+        """The cells of handles, with `number` handles for each memory of a batch."""
         named, batch = as_handles(handles).to(self.map.device), self.as_batch()
         count = len(batch.map)
         shape = (count, named.numel() // count if number is None else number)
         if named.numel() != shape[0] * shape[1]:
             raise UserError(f"expected handles {shape}, one for each image; got {named.tolist()}")
         matches = batch.require_slots()[:, None] == named.view(shape)[..., None]  # (B, T, slots)
-        lost = ~matches.any(dim=-1) | (named.view(shape) < 0)
-        if bool(lost.any()):
-            raise UserError(_not_held(int(named.view(shape)[lost][0])))
+        missing = ~matches.any(dim=-1) | (named.view(shape) < 0)
+        if bool(missing.any()):
+            raise UserError(_not_held(int(named.view(shape)[missing][0])))
         return matches.int().argmax(dim=-1)
 
     def __repr__(self) -> str:
@@ -197,13 +198,13 @@ class Memory:
         device: torch.device,
         dtype: torch.dtype | None = None,
     ) -> "Memory":
-        """A batch of memories that hold nothing."""
+        """Make a batch of empty memories."""
         owners = torch.full((batch, capacity), -1, dtype=torch.long, device=device)
         return cls(torch.zeros(batch, *shape, device=device, dtype=dtype), owners)
 
     def malloc(self, blocks: Blocks, cells: Cells, detail: Detail | None = None) -> "Memory":
-        """A batch of memories with one block more in each of some free cells. Their handles are the
-        next ones, in order; gradients reach the blocks."""
+        """Put blocks into free cells of each memory of a batch. They get the next handles, in
+        order. Gradients flow to the blocks."""
         count, length = cells.shape
         new = self.issued + torch.arange(length, device=cells.device).expand(count, -1)
         owners = self.require_slots().scatter(1, cells, new)
@@ -218,14 +219,14 @@ class Memory:
         if bool((held.sum(dim=1) + count > self.capacity).any()):
             raise UserError(
                 f"the memory is full: its capacity is {self.capacity} blocks, "
-                f"{int(held.sum(dim=1).max())} are held, and {count} more were given"
+                f"{int(held.sum(dim=1).max())} are held, and {count} more do not fit"
             )
         return held.int().argsort(dim=1, stable=True)[:, :count]
 
     def free(self, *handles: int | Sequence | Int[Tensor, "*B T"]) -> "Memory":
-        """The memory without some blocks; the handles of all others stay as they are. For a batch
-        a tensor, or a list of lists, names handles of each memory, -1 none: what `read` found may
-        be given as it is."""
+        """Free blocks; the handles of the others do not change. For a batch, a tensor or a list of
+        lists has the handles of each memory. There -1 is ignored, so that the handles which
+        `BlockMemory.read` found can be passed as they are."""
         if self.is_batch and len(handles) == 1:
             return self._clear(self._named(as_handles(handles[0]).to(self.map.device)))
         owners = self._require_one()
@@ -238,44 +239,44 @@ class Memory:
         return self._clear(torch.zeros_like(owners, dtype=torch.bool).index_fill(0, cells, True))
 
     def _named(self, handles: Int[Tensor, "..."]) -> Bool[Tensor, "B slots"]:
-        """Which cells of each memory the handles name; twice is once."""
+        """A mask of the cells that handles name; a handle may be named twice."""
         if handles.ndim != 2 or len(handles) != len(self.map):
             raise UserError(
                 f"a batch of {len(self.map)} memories takes handles ({len(self.map)}, number), got "
                 f"{tuple(handles.shape)}; or take one, memory[i]"
             )
         matches = self.require_slots()[:, None] == handles[..., None]  # (B, T, slots)
-        lost = (handles != -1) & ~(matches.any(dim=-1) & (handles >= 0))
-        if bool(lost.any()):
-            raise UserError(_not_held(int(handles[lost][0])))
+        missing = (handles != -1) & ~(matches.any(dim=-1) & (handles >= 0))
+        if bool(missing.any()):
+            raise UserError(_not_held(int(handles[missing][0])))
         return (matches & (handles >= 0)[..., None]).any(dim=1)
 
-    def _clear(self, gone: Bool[Tensor, "*B slots"]) -> "Memory":
-        """Zeros in some cells, which are free from then on."""
+    def _clear(self, freed: Bool[Tensor, "*B slots"]) -> "Memory":
+        """Zero some cells and mark them as free."""
         pixels = torch.zeros(
-            (*gone.shape[:-1], self.grid.height * self.grid.width),
+            (*freed.shape[:-1], self.grid.height * self.grid.width),
             dtype=torch.bool,
-            device=gone.device,
+            device=freed.device,
         )
-        pixels[..., self.grid.pixels(gone.device)] = gone[..., None]
+        pixels[..., self.grid.pixels(freed.device)] = freed[..., None]
         pixels = pixels.unflatten(-1, self.map.shape[-2:]).unsqueeze(-3)
-        owners = self.require_slots().masked_fill(gone, -1)
+        owners = self.require_slots().masked_fill(freed, -1)
         detail = self.detail
         if detail is not None:
             detail = detail.apply(
-                lambda x: x.masked_fill(gone.view(*gone.shape, *[1] * (x.ndim - gone.ndim)), 0)
+                lambda x: x.masked_fill(freed.view(*freed.shape, *[1] * (x.ndim - freed.ndim)), 0)
             )
         return replace(self, map=self.map.masked_fill(pixels, 0), owners=owners, detail=detail)
 
     def quantise(self, dtype: str) -> "Memory":
-        """This memory as it reads back after `save(dtype=...)`."""
+        """This memory as `load` would return it after `save(dtype=...)`."""
         return replace(self, map=quantise(self.map, dtype))
 
     # Bits
 
     @property
     def bits(self) -> Float[Tensor, " held"]:
-        """Of each block held, in order of handle: what it is charged in a file."""
+        """Bits of each stored block, in order of handle: its cost in a file."""
         cells = self.cells
         if self.detail is not None:
             return self.detail.bits.gather(-1, cells)
@@ -283,8 +284,9 @@ class Memory:
         return torch.full(cells.shape, 32.0 * numbers, dtype=torch.float64)
 
     def shrink(self, bits: int, *handles: int) -> "Memory":
-        """Forget by degrees: no block, or none of some, above so many bits, but for the last pixel
-        it holds. Detail is dropped first, from its end, then gist. The rest stays as it is."""
+        """Forget by degrees: shrink all blocks, or those of some handles, to at most `bits` bits,
+        plus what the last pixel kept costs. Pixels are dropped first, from the last, then the gist.
+        Whatever is kept does not change."""
         owners = self._require_one()
         if self.detail is None:
             raise UserError("blocks of this memory are floats: there is nothing to drop by degrees")
@@ -303,15 +305,15 @@ class Memory:
     # Files
 
     def save(self, path: str | Path, dtype: str = "float32") -> None:
-        """Write one file, all of it or nothing; `dtype`: float32, bfloat16, int8 or int4, where
-        blocks are floats."""
+        """Write one file, atomically. `dtype`, for blocks of floats: float32, bfloat16, int8 or
+        int4."""
         require_tensor({"map": self.map}, "map", f"cannot write {path}", FLOATS)
         if self.detail is not None:
             return write_whole(as_path(path), self.as_container().pack())
         SavedMemory(self.map, self.owners, self.issued, self.writer).write(as_path(path), dtype)
 
     def as_container(self) -> Container:
-        """A memory of bits as what its file holds."""
+        """The contents of the file of a memory of bits."""
         self._require_one()
         assert self.detail is not None and self.codec is not None
         gists, detail = self._in_order()
@@ -325,7 +327,7 @@ class Memory:
         )
 
     def _in_order(self) -> tuple[Float[Tensor, "held D"], Detail]:
-        """Gists and detail of what is held, in order of handle."""
+        """Gists and detail of the stored blocks, in order of handle."""
         assert self.detail is not None
         cells = self.cells[None]
         blocks = self.grid.read(self.map[None], cells)[0].flatten(1)
@@ -335,8 +337,8 @@ class Memory:
 
     @classmethod
     def load(cls, path: str | Path, empty: "Memory | None" = None) -> "Memory":
-        """Read what `save` wrote; a file that is no memory, or was altered, is refused. Bits are
-        read by the model that wrote them: give an `empty` memory of its, `model.empty()`."""
+        """Read what `save` wrote. A file that is no memory, or was altered, is refused. Only the
+        model that wrote bits can decode them: pass `empty=model.empty()`."""
         if (content := read_container(as_path(path))) is not None:
             if empty is None or empty.codec is None:
                 raise UserError(f"{path} holds bits: Memory.load(path, model.empty()) reads it")
@@ -345,7 +347,7 @@ class Memory:
         return cls(saved.map, saved.owners, saved.issued, writer=saved.writer)
 
     def _fill(self, saved: Container, name: str) -> "Memory":
-        """This memory, which holds nothing, with what a file holds in its first cells."""
+        """This empty memory with the contents of a file in its first cells."""
         assert self.codec is not None and self.detail is not None
         if saved.fingerprint != self.codec.fingerprint:
             raise UserError(f"{name} was written by another model, or by other weights of it")
@@ -376,14 +378,14 @@ class Memory:
         return map_picture(maps, scale)
 
     def _repr_png_(self) -> bytes:
-        """What a notebook shows."""
+        """The map as a PNG, which notebooks show."""
         buffer = BytesIO()
         self.to_image().save(buffer, format="PNG")
         return buffer.getvalue()
 
 
 def _not_held(handle: int) -> str:
-    return f"handle {handle} is not held: it was freed, or never given out"
+    return f"handle {handle} is not held: it was freed, or never issued"
 
 
 def require_memory_object(memory: object) -> Memory:

@@ -11,8 +11,8 @@ from kanerva.shapes import Embedding, Keys, Windows
 def window(keys: Keys) -> Windows:
     """Squash a key to (scale, x, y) on [-1, 1], the range App. A gives.
 
-    With 2 * Phi(y) - 1 a key drawn from p(Y) = N(0, 1) is uniform over that range: no region of
-    the memory is favoured before anything is written. A negative scale reads a block mirrored.
+    2 * Phi(y) - 1 makes a key from p(Y) = N(0, 1) uniform over that range: the prior favours no
+    region of the memory. A negative scale reads a block mirrored.
     """
     return as_uniform(keys)
 

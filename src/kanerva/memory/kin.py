@@ -1,8 +1,8 @@
-"""Reading for what is not written: what all blocks of a memory together tell of another image.
+"""Kin: predict an image that is not stored from all blocks of a memory together.
 
-p(z | M, new) and p(x | M, new) see every block that is held, in any order and any number: the image
-itself where all of it is stored, what the gist says where not. Which blocks are read depends on the
-memory alone, so what is scored cannot choose them.
+p(z | M, new) and p(x | M, new) see every stored block, in any order and number: the image itself if
+the block stores all of it, else its gist. Which blocks are read depends on the memory alone, not on
+the image that is scored.
 """
 
 import math
@@ -15,20 +15,20 @@ from torch import Tensor, nn
 from kanerva.layers.residual import zeroed
 from kanerva.shapes import FeatureMaps
 
-# ours: blocks that are read, the latest. "New" names no block, so none is more relevant than
-# another; to name one, and read what is like it, would cost ln(blocks held) nats.
+# ours: how many blocks are read, the latest ones. The address "new" names no block, so none is more
+# relevant than another; naming one, to read similar blocks, would cost ln(stored blocks) nats.
 MOST = 32
-NEW = 0.5  # p(y = new | M), where anything is held
-UNLIKE = 0.125  # of that, p(an image has nothing to do with what is held)
+NEW = 0.5  # p(y = new | M), if anything is stored
+UNLIKE = 0.125  # p(the image is unrelated to what is stored | M, new)
 _WIDTH, _LAYERS, _HEADS = 128, 3, 4  # ours
 
-Expected = Float[Tensor, "B maps Hq Wq"]  # of a new image, place by place
+Expected = Float[Tensor, "B maps Hq Wq"]  # what a new image is expected to look like
 Tokens = Float[Tensor, "B n W"]
 
 
 class KinReader(nn.Module):
-    """Blocks of a memory to maps of what a new image is expected to be like; zeros where nothing is
-    held. Every place of the maps looks at every place of every block."""
+    """Predicts maps of a new image from the blocks of a memory; zeros if the memory is empty. Every
+    position of the maps attends to every position of every block."""
 
     def __init__(self, features: int, gist_maps: int, side: tuple[int, int], outputs: int) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class KinReader(nn.Module):
         self.see = nn.Linear(features, _WIDTH)
         self.guess = nn.Linear(gist_maps, _WIDTH)
         self.place = nn.Parameter(0.02 * torch.randn(places, _WIDTH))
-        self.nothing = nn.Parameter(0.02 * torch.randn(1, 1, _WIDTH))  # so that none is no error
+        self.nothing = nn.Parameter(0.02 * torch.randn(1, 1, _WIDTH))  # an always visible token
         self.queries = nn.Parameter(0.02 * torch.randn(1, places, _WIDTH))
         self.layers = nn.ModuleList([_Attend() for _ in range(_LAYERS)])
         self.norm = nn.LayerNorm(_WIDTH)
@@ -49,9 +49,10 @@ class KinReader(nn.Module):
         whole: Bool[Tensor, "B T"],
         held: Bool[Tensor, "B T"],
     ) -> Expected:
-        """Of images `features`, where `whole`; of the others what gists say."""
-        seen, guessed = self.see(features.flatten(3).mT), self.guess(gists.flatten(3).mT)
-        tokens = torch.where(whole[..., None, None], seen, guessed) + self.place
+        """Attend to `features` of the images that are stored as a `whole`, and to `gists`, at the
+        same resolution, of the others. `held`: which of the T blocks there are."""
+        from_image, from_gist = self.see(features.flatten(3).mT), self.guess(gists.flatten(3).mT)
+        tokens = torch.where(whole[..., None, None], from_image, from_gist) + self.place
         tokens = torch.cat([self.nothing.expand(len(held), -1, -1), tokens.flatten(1, 2)], dim=1)
         visible = held.repeat_interleave(len(self.place), dim=1)
         visible = torch.cat([held.new_ones(len(held), 1), visible], dim=1)
@@ -63,7 +64,7 @@ class KinReader(nn.Module):
 
 
 class _Attend(nn.Module):
-    """Queries look at tokens and at each other."""
+    """A transformer layer: queries attend to tokens and to each other."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -88,28 +89,28 @@ class _Attend(nn.Module):
         return x + self.mlp(x)
 
 
-# What being new costs
+# The cost of an address
 
 
 def key_costs(held: Int[Tensor, " B"], written: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
-    """-ln p(y | M): new with a stated probability, else any of what is held; certain where nothing
-    is."""
+    """-ln p(y | M): "new" has probability `NEW`, and the `held` stored blocks share the rest
+    equally. In an empty memory "new" is certain."""
     held = held[:, None].double()
     new = torch.where(held > 0, -math.log(NEW), 0.0)
     return torch.where(written, held.log() - math.log(1 - NEW), new)
 
 
 def new_costs(held: Int[Tensor, " B"], like: bool) -> Float[Tensor, "B 1"]:
-    """-ln p(y | M) of an image that is new and like what is held, or new and unlike it: certain
-    where nothing is, and then there is nothing to be like."""
+    """-ln p(y | M) of a new image that is related (`like`) to the `held` stored ones, or unrelated.
+    In an empty memory "new and unrelated" is certain."""
     cost = -math.log(NEW * (1 - UNLIKE if like else UNLIKE))
-    alone = torch.inf if like else 0.0
-    return torch.where(held > 0, cost, alone).double()[:, None]
+    if_empty = torch.inf if like else 0.0
+    return torch.where(held > 0, cost, if_empty).double()[:, None]
 
 
 def mix_unlike(
     like: Float[Tensor, "B T"], unlike: Float[Tensor, "B T"], held: Int[Tensor, " B"]
 ) -> Float[Tensor, "B T"]:
-    """ln p(x | M, new) from ln p of an image like what is held, and of one unlike it."""
+    """ln p(x | M, new): mix ln p(x) for images related to the stored ones (`like`), and others."""
     mixed = torch.logaddexp(like + math.log1p(-UNLIKE), unlike + math.log(UNLIKE))
     return torch.where(held[:, None] > 0, mixed, unlike)

@@ -7,8 +7,8 @@ from torch import Tensor
 
 
 def map_picture(maps: Float[Tensor, "B Cm Hm Wm"], scale: int = 4) -> Image.Image:
-    """Maps side by side, each stretched to its own range: three channels as colours, a few others
-    side by side, many by their three principal components."""
+    """Maps side by side, each scaled to its own range. Three channels become colours; more than
+    eight are reduced to their three principal components; others are shown side by side."""
     maps = maps.detach().float().cpu()
     if maps.shape[1] > 8:
         maps = torch.stack([principal_components(one) for one in maps])
@@ -23,7 +23,7 @@ def map_picture(maps: Float[Tensor, "B Cm Hm Wm"], scale: int = 4) -> Image.Imag
 
 
 def principal_components(map: Float[Tensor, "Cm Hm Wm"]) -> Float[Tensor, "3 Hm Wm"]:
-    """The three directions in which the pixels of a deep map differ most."""
+    """Project the pixels of a map with many channels onto their three principal components."""
     pixels = map.flatten(1).T  # (Hm Wm, Cm)
     left, size, _ = torch.linalg.svd(pixels - pixels.mean(dim=0), full_matrices=False)
     scores = torch.nn.functional.pad(left * size, (0, max(0, 3 - len(size))))[:, :3]

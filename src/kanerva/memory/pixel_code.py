@@ -1,8 +1,8 @@
-"""Detail: pixels one after another, each given the gist and the pixels before it.
+"""An autoregressive code of binary pixels, each given the gist and its causal neighbours.
 
-p(x | block) = prod_i p(x_i | gist, pixels before i near it), in whole numbers (`fixed_point`), so
-that it is also a code: a block may store the first pixels of its image, as many as its bits allow,
-and every machine reads the same ones back.
+p(x | block) = prod_i p(x_i | gist, pixels before i within a radius), in integer arithmetic
+(`fixed_point`), so that it can be used as a code: a block stores the first pixels of its image, as
+many as its bits allow, and every machine decodes the same ones.
 """
 
 from collections.abc import Callable
@@ -28,17 +28,17 @@ from kanerva.memory.fixed_point import (
 from kanerva.seeding import Noise, as_generator
 
 LEVELS = 16  # logits are rounded to sixteenths
-_FARTHEST = 12 * LEVELS  # a logit of 12: one pixel in 160,000
-_AT_ONCE = {"cpu": 64, "cuda": 512}  # images whose every pixel is looked at together
+_FARTHEST = 12 * LEVELS  # the largest logit, 12: a probability of 1 in 160,000
+_AT_ONCE = {"cpu": 64, "cuda": 512}  # images per batch
 
-Traces = Float[Tensor, "N D"]  # whole numbers
-Beside = Float[Tensor, "N maps h w"]  # what else is known of an image, place by place
+Traces = Float[Tensor, "N D"]  # integers, as floats: a flattened block, with its flags
+Beside = Float[Tensor, "N maps h w"]  # a prediction of an image that is not stored (`kin`)
 Binary = Float[Tensor, "N H W"]
-Counts = Int[Tensor, "N n"]  # of TOTAL, that a pixel is 1
+Counts = Int[Tensor, "N n"]  # TOTAL * p(pixel = 1)
 
 
 class PixelCode(nn.Module):
-    """Probabilities of binary pixels from a block and the pixels before them."""
+    """Predicts binary pixels from a block and from the pixels before each."""
 
     counts: Tensor
 
@@ -47,7 +47,7 @@ class PixelCode(nn.Module):
     ) -> None:
         super().__init__()
         self.height, self.width = side
-        assert is_exact(9 * maps) and is_exact(width), "sums might pass 2^24"
+        assert is_exact(9 * maps) and is_exact(width), "sums might exceed 2^24"
         self.coarse = (quarter(side[0]), quarter(side[1]))
         self.radius, self.maps = radius, maps
         places = self.coarse[0] * self.coarse[1]
@@ -55,32 +55,32 @@ class PixelCode(nn.Module):
         self.mix = FixedLinear(9 * maps, 2 * maps)
         self.spread = FixedLinear(2 * maps, 16 * maps // 2)
         self.known = FixedLinear(maps // 2, width)
-        self.taps = (radius + 1) * (2 * radius + 1) - radius - 1  # of a window, the ones before
+        self.taps = (radius + 1) * (2 * radius + 1) - radius - 1  # causal pixels of a window
         self.seen = FixedLinear(self.taps, width, gain=2.0)
         self.place = nn.Parameter(torch.zeros(width, *side))
         layers = [FixedLinear(width, width) for _ in range(depth)]
         self.layers = nn.ModuleList([*layers, FixedLinear(width, 1, gain=0.1)])
         levels = torch.arange(-_FARTHEST, _FARTHEST + 1, dtype=torch.float64) / LEVELS
         counts = (TOTAL * levels.sigmoid()).round().clamp(1, TOTAL - 1)
-        self.register_buffer("counts", counts.float())  # kept with the weights: no libm decides
+        self.register_buffer("counts", counts.float())  # saved: exp differs among machines
 
     @classmethod
     def of(cls, code: PixelCodeConfig, numbers: int, image: tuple[int, int, int]) -> "PixelCode":
-        """As its options say, for blocks of so many numbers."""
+        """Build one from its options, for blocks of `numbers` numbers."""
         sizes = {"radius": code.radius, "width": code.width, "maps": code.maps, "depth": code.depth}
         return cls(numbers, image[1:], **sizes)
 
     def look(self, pixels: Binary) -> Float[Tensor, "N HW width"]:
-        """Sums of what the pixels before it tell each pixel."""
+        """For each pixel, the sums in the first layer over its causal neighbours."""
         with clear_of(pixels):
             window = (self.radius + 1, 2 * self.radius + 1)
-            seen = F.unfold(self._framed(pixels.float())[:, None], window)[:, : self.taps]
-            return self.seen(ONE * seen.mT)
+            before = F.unfold(self._padded(pixels.float())[:, None], window)[:, : self.taps]
+            return self.seen(ONE * before.mT)
 
     def levels(
         self, traces: Traces, looked: Float[Tensor, "N HW width"], beside: Beside | None = None
     ) -> Float[Tensor, "N HW"]:
-        """Of every pixel, given those before it (`look`), a logit in sixteenths."""
+        """The logit of every pixel, in sixteenths. `looked`: what `look` returns."""
         with clear_of(looked):
             sums = self._prepare(traces.float(), beside) + looked
             return self._finish(sums, self._whole_layers())
@@ -92,8 +92,8 @@ class PixelCode(nn.Module):
         beside: Beside | None = None,
         looked: Float[Tensor, "N HW width"] | None = None,
     ) -> Float[Tensor, " N"]:
-        """-ln p(x | block) of every image, with gradients. `looked` saves time where several blocks
-        are tried for the same images."""
+        """-ln p(x | block) of every image, with gradients. Passing `looked` saves time if several
+        blocks are tried for the same images."""
         looked = self.look(pixels) if looked is None else looked
         levels = self.levels(traces, looked, beside)
         with clear_of(pixels):
@@ -104,7 +104,7 @@ class PixelCode(nn.Module):
 
     @torch.no_grad()
     def table(self, traces: Traces, pixels: Binary, beside: Beside | None = None) -> Counts:
-        """Of every pixel the count, of `TOTAL`, with which it is 1."""
+        """The probability that each pixel is 1, as a count of `TOTAL`."""
         parts = [traces, pixels] if beside is None else [traces, pixels, beside]
         chunks = zip(*[part.split(_AT_ONCE[traces.device.type]) for part in parts], strict=True)
         levels = [self.levels(blocks, self.look(x), *more) for blocks, x, *more in chunks]
@@ -117,44 +117,44 @@ class PixelCode(nn.Module):
         choose: Callable[[int, Int[Tensor, " N"]], Tensor | None],
         beside: Beside | None = None,
     ) -> Float[Tensor, "N H W"]:
-        """Pixel after pixel in the order of reading: `choose` says what pixel i of each image is,
-        given the counts with which it is 1; or None, and that is the end."""
-        known = self._prepare(traces, beside)
-        framed = self._framed(traces.new_zeros(len(traces), self.height, self.width))
+        """Go through the pixels in raster order: `choose(i, counts)` returns pixel i of each image,
+        given the counts of p(pixel = 1); or None, to stop. Used to decode and to sample."""
+        from_block = self._prepare(traces, beside)
+        padded = self._padded(traces.new_zeros(len(traces), self.height, self.width))
         weight, bias = self.seen.whole()
         weight, radius = (ONE * weight).mT.contiguous(), self.radius
         layers = self._whole_layers()
         for i in range(self.height * self.width):
             row, column = divmod(i, self.width)
-            window = framed[:, row : row + radius + 1, column : column + 2 * radius + 1]
-            sums = known[:, i] + window.flatten(1)[:, : self.taps] @ weight + bias
+            window = padded[:, row : row + radius + 1, column : column + 2 * radius + 1]
+            sums = from_block[:, i] + window.flatten(1)[:, : self.taps] @ weight + bias
             pixel = choose(i, self._counts(self._finish(sums, layers)))
             if pixel is None:
                 break
-            framed[:, radius + row, radius + column] = pixel.to(framed)
-        return framed[:, radius:, radius : radius + self.width]
+            padded[:, radius + row, radius + column] = pixel.to(padded)
+        return padded[:, radius:, radius : radius + self.width]
 
     def log_probs(
         self, traces: Traces, pixels: Binary, beside: Beside | None = None
     ) -> Float64[Tensor, "N n"]:
-        """ln p of every pixel, from the very tables that code it."""
+        """ln p of every pixel, from the same tables that code it."""
         counts = self.table(traces, pixels, beside)
         share = torch.where(pixels.flatten(1) > 0.5, counts, TOTAL - counts).double() / TOTAL
         return share.log()
 
     def sample(self, traces: Traces, generator: Noise, beside: Beside | None = None) -> Binary:
-        """Images, every pixel in turn."""
+        """Sample images, pixel by pixel."""
         noise = as_generator(generator)
 
         def draw(_: int, counts: Int[Tensor, " N"]) -> Tensor:
-            chance = torch.rand(counts.shape, generator=noise, device=counts.device)
-            return chance < counts / TOTAL
+            random = torch.rand(counts.shape, generator=noise, device=counts.device)
+            return random < counts / TOTAL
 
         return self.follow(traces, draw, beside)
 
     def _prepare(self, traces: Traces, beside: Beside | None) -> Float[Tensor, "N HW width"]:
-        """Sums of what a block tells each pixel. What is `beside` need not be whole numbers: only
-        images that no block holds have it, and those are never coded."""
+        """For each pixel, the sums in the first layer over what the block predicts there. `beside`
+        need not be integers: only images that are not stored have it, and those are never coded."""
         x = self.lift(ONE * traces).unflatten(-1, (self.maps, *self.coarse))
         x = activate(x if beside is None else x + 64 * ONE * beside.float())
         x = activate(self.mix(F.unfold(x, 3, padding=1).mT))
@@ -167,17 +167,18 @@ class PixelCode(nn.Module):
         return [layer.whole() for layer in self.layers if isinstance(layer, FixedLinear)]
 
     def _finish(self, sums: Integers, layers: list[tuple[Integers, Integers]]) -> Integers:
-        """From each pixel's sums to its logit in sixteenths."""
+        """The remaining layers: from each pixel's sums to its logit in sixteenths."""
         for weight, bias in layers:
             sums = activate(sums) @ weight.T + bias
         return round_through(sums[..., 0] / (64 * ONE / LEVELS), -_FARTHEST, _FARTHEST)
 
-    def _framed(self, pixels: Binary) -> Tensor:
+    def _padded(self, pixels: Binary) -> Tensor:
+        """Pixels with zeros above and to both sides, so that every window is complete."""
         return F.pad(pixels, (self.radius, self.radius, self.radius, 0))
 
     def _counts(self, levels: Integers) -> Int[Tensor, "..."]:
         return self.counts.long()[levels.long() + _FARTHEST]
 
     def cost(self, counts: Int[Tensor, "..."], pixels: Tensor) -> Int[Tensor, "..."]:
-        """Of pixels that are 1 with these counts, in 256ths of a bit."""
+        """The cost of pixels whose p(1) is given as counts, in 256ths of a bit."""
         return cost_table().to(counts.device)[torch.where(pixels > 0.5, counts, TOTAL - counts)]

@@ -1,12 +1,12 @@
-"""Where a sample's block lies, and the key posterior that finds it again.
+"""Where a sample's block is placed, and the key posterior that reads it.
 
-    RandomCells  a cell at random; a key reads its cell whole
-    Transport    the key network's mean, moved to a cell of its own by sorting the episode; a key
-                 reads a window around it, between cells
+    RandomCells  a random cell; a key reads the whole cell that contains it
+    Transport    the mean of the key network, moved to a cell by sorting the episode, so that each
+                 sample has its own; a key reads a window around it, which may lie between cells
 
-Blocks lie in cells, never at the key sample that a read uses: that would carry the key through M
-for nothing. Places are (x, y) on [-1, 1], keys the same under the prior N(0, 1). A block is as
-large as a cell, so every block has pixels of its own.
+Blocks are placed in cells, never at the key sample that a read uses: M would then reveal the key at
+no cost. Places are (x, y) on [-1, 1]; keys are the same points under the prior N(0, 1). A block is
+as large as a cell, so no two blocks share a pixel.
 """
 
 from abc import ABC, abstractmethod
@@ -25,11 +25,11 @@ from kanerva.seeding import Noise, as_generator
 from kanerva.shapes import Blocks, Cells, Episode, FeatureMaps, MemoryMap, Points
 
 Held = Bool[Tensor, "B slots"]  # whether a cell holds a block
-_NARROW = 16  # ours: maps that a key is made from
+_NARROW = 16  # ours: channels of the maps that a key is computed from
 
 
 class Placement(nn.Module, ABC):
-    """A grid of cells, and a rule by which samples get theirs."""
+    """A grid of cells, and a rule that assigns samples to them."""
 
     def __init__(self, capacity: int, size: int) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Placement(nn.Module, ABC):
 
     @abstractmethod
     def propose(self, maps: FeatureMaps) -> DiagonalNormal | None:
-        """q(y|x) of a key network, (B, T, 2); None where there is none."""
+        """q(y|x) of a key network, (B, T, 2); None if there is no key network."""
 
     @abstractmethod
     def place(
@@ -50,43 +50,45 @@ class Placement(nn.Module, ABC):
         noise: Noise,
         device: torch.device,
     ) -> Cells:
-        """A cell for each sample of whole episodes, none shared."""
+        """Assign every sample of whole episodes to a different cell."""
 
     @abstractmethod
     def find_free(
         self, proposal: DiagonalNormal | None, held: Held, length: int, noise: Noise
     ) -> Cells:
-        """For each sample a free cell; several samples may get the same one."""
+        """Find a free cell for each sample; several samples may get the same one."""
 
-    # What keys mean
+    # Keys
 
     @abstractmethod
     def posterior(
         self, cells: Cells, written: Bool[Tensor, "B T"], free: Float[Tensor, " B"]
     ) -> ConfinedNormal:
-        """q(y|.) of samples that lie in `cells`, given everything M was built from."""
+        """q(y|.) of samples in `cells`. `written`: whether each is in M; `free`: how many cells of
+        each memory are free."""
 
     @abstractmethod
     def read(self, memory: MemoryMap, keys: Points) -> Blocks:
-        """The trace each key points at (Eq. 5)."""
+        """The trace that each key points at (Eq. 5)."""
 
     def require_room(self, length: int) -> None:
+        """Refuse more than `capacity` blocks."""
         if length > self.grid.capacity:
             raise UserError(
                 f"the memory is full: its capacity is {self.grid.capacity} blocks, and it would "
                 f"have to hold {length}: kanerva.load(NAME, capacity={length}) has room, and its "
-                "append takes this memory over"
+                "append accepts this memory"
             )
 
     def _box(self, cells: Cells) -> tuple[Points, Points]:
-        """The centre of each cell and its half widths."""
+        """The centre of each cell, and its half widths along x and y."""
         centres = self.grid.centres(cells.device)[cells]
         one = torch.ones_like(centres[..., :1])
         return centres, torch.cat([one / self.grid.columns, one / self.grid.rows], dim=-1)
 
 
 class RandomCells(Placement):
-    """Each sample a cell at random. A key need only name its cell: ln(capacity) nats."""
+    """Each sample gets a random cell. A key only has to name its cell: ln(capacity) nats."""
 
     def propose(self, maps: FeatureMaps) -> None:
         return None
@@ -106,33 +108,33 @@ class RandomCells(Placement):
         self, proposal: DiagonalNormal | None, held: Held, length: int, noise: Noise
     ) -> Cells:
         shape = (len(held), length, self.grid.capacity)
-        chance = torch.rand(shape, generator=as_generator(noise), device=held.device)
-        return chance.masked_fill(held[:, None], torch.inf).argmin(dim=2)
+        random = torch.rand(shape, generator=as_generator(noise), device=held.device)
+        return random.masked_fill(held[:, None], torch.inf).argmin(dim=2)
 
     def posterior(
         self, cells: Cells, written: Bool[Tensor, "B T"], free: Float[Tensor, " B"]
     ) -> ConfinedNormal:
-        """A written sample's key is anywhere in its cell. One that is not written looks into a free
-        cell; a read sees the same zeros in each of the `free` ones, so its key need only name one
-        of them. Where none is free that has no mass."""
+        """The key of a written sample may be anywhere in its cell. A sample that is not written
+        reads a free cell. All `free` cells read as the same zeros, so its key only has to name one
+        of them; if none is free, q has no mass and its KL is infinite."""
         centres, half = self._box(cells)
         count = torch.where(written, 1.0, free[:, None])
         return ConfinedNormal(centres, half, count / self.grid.capacity)
 
     def read(self, memory: MemoryMap, keys: Points) -> Blocks:
-        """The whole cell in which a key lies."""
+        """Read the whole cell that contains each key."""
         return self.grid.read(memory, self.grid.cell_of(as_uniform(keys)))
 
 
 class Transport(Placement):
-    """Learned keys, like beside like: an episode's keys are sorted onto the grid."""
+    """Learned keys: an episode's keys are sorted onto the grid, so that similar images are near."""
 
     def __init__(
         self, capacity: int, size: int, hidden: int, features: int, side: tuple[int, int]
     ) -> None:
         super().__init__(capacity, size)
         self.size = size
-        self.spread = nn.Parameter(torch.zeros(2))  # logits: share of a cell that q fills
+        self.spread = nn.Parameter(torch.zeros(2))  # logit of the share of a cell that q fills
         self.net = nn.Sequential(
             nn.Conv2d(features, _NARROW, 1),
             nn.Flatten(),
@@ -147,7 +149,7 @@ class Transport(Placement):
             self.net(maps.flatten(0, 1)).unflatten(0, maps.shape[:2])
         )
         flat, norm = normal.mean.flatten(0, 1), self.norm
-        if norm.training and len(flat) == 1:  # one image has no spread of its own
+        if norm.training and len(flat) == 1:  # one image has no variance: use running statistics
             mean = F.batch_norm(flat, norm.running_mean, norm.running_var, eps=norm.eps)
         else:
             mean = norm(flat)
@@ -176,15 +178,15 @@ class Transport(Placement):
     def posterior(
         self, cells: Cells, written: Bool[Tensor, "B T"], free: Float[Tensor, " B"]
     ) -> ConfinedNormal:
-        """A written sample's key fills a learned share of its cell, an unwritten one's the whole of
-        a free cell. Where none is free that has no mass."""
+        """The prior, truncated to a box: for a written sample a learned share of its cell, for an
+        unwritten one a whole free cell. If none is free, q has no mass and its KL is infinite."""
         centres, cell = self._box(cells)
         half = torch.where(written[..., None], self.spread.sigmoid() * cell, cell)
         possible = written | (free > 0)[:, None]
         return ConfinedNormal(centres, half, half.prod(dim=-1) * possible)
 
     def read(self, memory: MemoryMap, keys: Points) -> Blocks:
-        """A window as large as a cell around each key."""
+        """Read a window around each key, as large as a cell."""
         with torch.autocast(memory.device.type, enabled=False):
             windows = block_windows(as_uniform(keys), self.grid.block[0], self.size)[:, :, None]
             return read_blocks(memory.float(), windows, self.grid.block)[:, :, 0]
@@ -193,7 +195,7 @@ class Transport(Placement):
 def make_placement(
     config: KppMemoryConfig | BitsMemoryConfig, hidden: int, features: int, side: tuple[int, int]
 ) -> Placement:
-    """The placement a config names; `hidden` is the width of a key network, if it has one."""
+    """Make the placement that a config names. `hidden`: units of the key network, if it has one."""
     if config.placement == "cells":
         return RandomCells(config.capacity, config.size)
     if config.placement == "transport":
@@ -202,22 +204,23 @@ def make_placement(
 
 
 def locality_loss(keys: Points, episode: Episode) -> Float[Tensor, ""]:
-    """Like beside like: the t-SNE objective between images and keys of a batch, no labels.
+    """Place similar images near each other: the t-SNE objective between the images and the keys of
+    a batch. It uses no labels.
 
-    Images of half the side are compared pixel by pixel; how near counts as near is set for each
-    image by its tenth neighbour. Near pairs attract their keys, all pairs repel (Student's t).
+    Images are halved in size and compared pixel by pixel. The distance to its tenth neighbour sets
+    the bandwidth for each image. Near pairs attract their keys, all pairs repel (Student's t).
     """
     images = F.avg_pool2d(episode.flatten(0, 1).float(), 2).flatten(1)
     y = keys.flatten(0, 1).float()
     count = len(y)
     if count < 3:
         return y.sum() * 0
-    itself = torch.eye(count, dtype=torch.bool, device=y.device)
+    diagonal = torch.eye(count, dtype=torch.bool, device=y.device)
     with torch.no_grad():
-        apart = torch.cdist(images, images).square().masked_fill(itself, torch.inf)
-        near = apart.topk(min(10, count - 1), largest=False).values[:, -1:]
-        p = (-2 * apart / near.clamp(min=1e-6)).softmax(dim=1)
+        distance = torch.cdist(images, images).square().masked_fill(diagonal, torch.inf)
+        bandwidth = distance.topk(min(10, count - 1), largest=False).values[:, -1:]
+        p = (-2 * distance / bandwidth.clamp(min=1e-6)).softmax(dim=1)
         p = (p + p.T) / (2 * count)
-    kernel = (1 + 4 * (y[:, None] - y).square().sum(-1)).reciprocal().masked_fill(itself, 0)
+    kernel = (1 + 4 * (y[:, None] - y).square().sum(-1)).reciprocal().masked_fill(diagonal, 0)
     q = kernel / kernel.sum()
     return (p * (p.clamp(min=1e-12) / q.clamp(min=1e-12)).log()).sum()

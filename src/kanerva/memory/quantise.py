@@ -1,4 +1,4 @@
-"""Memories in fewer bits: the map rounded after it was written, with one scale for each episode."""
+"""Quantise memories: the map is rounded after it was written, with one scale for each episode."""
 
 from typing import Literal
 
@@ -14,15 +14,15 @@ Map = Float[Tensor, "*B Cm Hm Wm"]
 
 
 def pack(map: Map, dtype: str) -> dict[str, Tensor]:
-    """The map as tensors to save: integers with their scale, two to a byte for int4."""
+    """Make tensors to save: integers and their scale; int4 packs two numbers into a byte."""
     if dtype not in BITS:
         raise UserError(f"a memory is saved as one of {', '.join(BITS)}, got {dtype!r}")
     if dtype == "float32":
         return {"map": map.float()}
     if dtype == "bfloat16":
         return {"map": map.bfloat16()}
-    most = 2 ** (BITS[dtype] - 1) - 1  # 127 or 7: as many levels below zero as above
-    scale = map.float().abs().amax(dim=(-3, -2, -1), keepdim=True).clamp(min=1e-30) / most
+    largest = 2 ** (BITS[dtype] - 1) - 1  # 127 or 7: as many levels below zero as above
+    scale = map.float().abs().amax(dim=(-3, -2, -1), keepdim=True).clamp(min=1e-30) / largest
     levels = (map.float() / scale).round().to(torch.int8)
     if dtype == "int8":
         return {"map": levels, "scale": scale}
@@ -34,21 +34,21 @@ def pack(map: Map, dtype: str) -> dict[str, Tensor]:
 
 
 def unpack(tensors: dict[str, Tensor], dtype: str, shape: tuple[int, ...]) -> Map:
-    """What `pack` made, as float32."""
-    held = tensors["map"]
+    """Invert `pack`, up to rounding, to float32."""
+    levels = tensors["map"]
     if dtype in ("float32", "bfloat16"):
-        return held.float()
+        return levels.float()
     if dtype == "int4":
-        flat = torch.stack([held & 15, held >> 4], dim=-1).flatten(-2).to(torch.int8) - 8
-        held = flat[..., : shape[-3] * shape[-2] * shape[-1]].reshape(shape)
-    return held.float() * tensors["scale"]
+        flat = torch.stack([levels & 15, levels >> 4], dim=-1).flatten(-2).to(torch.int8) - 8
+        levels = flat[..., : shape[-3] * shape[-2] * shape[-1]].reshape(shape)
+    return levels.float() * tensors["scale"]
 
 
 def quantise(map: Map, dtype: str) -> Map:
-    """The map as it reads back after it was saved as `dtype`."""
+    """Round the map as saving it as `dtype` would."""
     return unpack(pack(map, dtype), dtype, tuple(map.shape))
 
 
 def bits(floats: int, dtype: str) -> int:
-    """What an episode's map of so many numbers takes, its scale included."""
+    """Bits of one episode's map of `floats` numbers, including its scale."""
     return floats * BITS[dtype] + (32 if floats and dtype in ("int8", "int4") else 0)

@@ -1,8 +1,8 @@
-"""Candidates: which pictures have the largest inner products with a cue's queries.
+"""Candidates: the pictures that have the largest inner products with a cue's queries.
 
-Where masks are not given a cue has a query for each it may have had. Those of a binary cue differ
-by what its pictures hold in a band at an edge, of which sums are kept: one product and a few
-additions instead of a product for each mask.
+If no mask is given, a cue has one query for each mask that it may have had. For a binary cue, the
+inner products of these queries differ only by the sum of the picture over a band at an edge. These
+sums are cached, so that one product and a few additions replace a product for each mask.
 """
 
 from collections.abc import Sequence
@@ -19,14 +19,14 @@ from kanerva.memory.evidence import FAINT, Cue
 
 @dataclass(frozen=True)
 class Features:
-    """`Pictures.features`, of pictures (C, H, W)."""
+    """`Pictures.features`, with the shape (C, H, W) of the pictures."""
 
     vectors: Float[Tensor, "N features"]
     image: tuple[int, int, int]
 
     @cached_property
     def edges(self) -> tuple[Float[Tensor, "rows N"], Float[Tensor, "columns N"]]:
-        """Sums of the first 0, 1, .. H rows, and of the first 0, 1, .. W columns."""
+        """Sums of each picture over its first 0, 1, .. H rows, and first 0, 1, .. W columns."""
         each = self.vectors.view(len(self.vectors), *self.image).sum(dim=1)
         sums = [each.sum(dim=2).T.cumsum(dim=0), each.sum(dim=1).T.cumsum(dim=0)]
         down, across = (torch.cat([s.new_zeros(1, s.shape[1]), s]) for s in sums)
@@ -35,14 +35,14 @@ class Features:
 
 @dataclass(frozen=True)
 class Candidates:
-    """Rows of what is held and shifts of the cue, in pairs: all of them, or the best."""
+    """Pairs of a stored picture (its row) and a shift of the cue (its index): all, or the best."""
 
     rows: Int[Tensor, " K"]
     shifts: Int[Tensor, " K"]
 
     @classmethod
     def rank(cls, cues: Sequence[Cue], features: Features, count: int) -> "list[Candidates]":
-        """For each cue the `count` pairs with the largest inner products, for each mask."""
+        """For each cue, the `count` pairs with the largest inner products of each query group."""
         vectors, shifts = features.vectors, len(cues[0].shifts)
         number = len(vectors)
         if number * shifts <= count:
@@ -60,12 +60,13 @@ class Candidates:
 
 
 def _with_bands(cues: Sequence[Cue], features: Features) -> list[Float[Tensor, "groups N"]]:
-    """As `Cue.queries` has them: (2 x - 1) on a mask is that on everything, and the sum of what
-    the picture has where the cue shows nothing."""
+    """Inner products with `Cue.queries`. The query (2 x - 1) restricted to a mask has the inner
+    product of the whole query, plus the sum of the picture over the masked band: there x is 0."""
     down, across = features.edges
     queries = [2 * cue.picture.flatten() - 1 for cue in cues]
+    # the last box is cut at several sides: its query gets a product of its own
     inside = [n for n, cue in enumerate(cues) if len(_cut(cue.boxes[-1], features.image)) > 1]
-    queries += [queries[n] * cues[n].masks[-1].flatten() for n in inside]  # the innermost box
+    queries += [queries[n] * cues[n].masks[-1].flatten() for n in inside]
     products = _multiply(torch.stack(queries), features.vectors)
     boxed = dict(zip(inside, products[len(cues) :], strict=True))
     found = []
@@ -83,13 +84,13 @@ def _with_bands(cues: Sequence[Cue], features: Features) -> list[Float[Tensor, "
 def _multiply(
     queries: Float[Tensor, "queries features"], vectors: Float[Tensor, "N features"]
 ) -> Float[Tensor, "queries N"]:
-    """Few queries are quicker this way round: the vectors are read once, in order."""
+    """queries @ vectors.T, transposed for few queries: the vectors are then read once, in order."""
     if len(queries) <= 8:
         return (vectors @ queries.T).T.contiguous()
     return queries @ vectors.T
 
 
 def _cut(box: Box, image: tuple[int, int, int]) -> list[int]:
-    """The sides at which a box ends before the picture does."""
+    """The sides (top, bottom, left, right as 0 to 3) at which a box is smaller than the picture."""
     whole = (0, image[1], 0, image[2])
     return [side for side, (at, edge) in enumerate(zip(box, whole, strict=True)) if at != edge]

@@ -1,7 +1,8 @@
-"""Gists that take fewer bits: numbers changed by one where that pays.
+"""Refine gists: change numbers by one where that saves bits.
 
-A network writes a gist at one go; a search for the cheapest would try thousands. The likeliest
-changes are tried: by their exact price, and by the slope of what pixels cost given the gist.
+A network writes a gist in one pass. Trying every change would take thousands of trials, so only the
+most promising ones are tried: those with the largest saving, which is predicted from the exact
+change of the gist's cost and the gradient of the pixels' cost.
 """
 
 import math
@@ -13,13 +14,13 @@ from kanerva.memory.fixed_point import BIT
 from kanerva.memory.gist import LARGEST, GistPrior, Gists
 from kanerva.memory.pixel_code import Binary, PixelCode
 
-_ROUNDS, _TRIES = 2, 6  # ours: a third round saves a third of a bit
-_AT_ONCE = {"cpu": 64, "cuda": 512}  # images at once
-_NATS = math.log(2) / BIT  # what costs are counted in
+_ROUNDS, _TRIES = 2, 6  # ours: a third round would save only a third of a bit
+_AT_ONCE = {"cpu": 64, "cuda": 512}  # images per batch
+_NATS = math.log(2) / BIT  # nats per unit of cost
 
 
 def refine_gists(prior: GistPrior, code: PixelCode, gists: Gists, images: Binary) -> Gists:
-    """The same images' gists, none of which takes more bits together with its pixels."""
+    """Refine the gists of images. Gist and pixels together never take more bits than before."""
     count = _AT_ONCE[gists.device.type]
     pairs = zip(gists.split(count), images.split(count), strict=True)
     return torch.cat([_refine(prior, code, *pair) for pair in pairs])
@@ -27,7 +28,7 @@ def refine_gists(prior: GistPrior, code: PixelCode, gists: Gists, images: Binary
 
 def _refine(prior: GistPrior, code: PixelCode, gists: Gists, images: Binary) -> Gists:
     with torch.no_grad():
-        looked = code.look(images)  # the same whatever the gist
+        looked = code.look(images)  # does not depend on the gist
     for _ in range(_ROUNDS):
         gists = _change_some(prior, code, gists, images, looked)
     return gists
@@ -36,7 +37,7 @@ def _refine(prior: GistPrior, code: PixelCode, gists: Gists, images: Binary) -> 
 def _change_some(
     prior: GistPrior, code: PixelCode, gists: Gists, images: Binary, looked: Tensor
 ) -> Gists:
-    """Try the changes that promise most, one after another, and keep those that pay."""
+    """Try the most promising changes of each gist, one after another; keep those that save bits."""
     flags = torch.ones(len(gists), prior.groups, device=gists.device)
 
     def pixel_nats(gists: Gists, rows: Tensor | slice = slice(None)) -> Tensor:
@@ -56,7 +57,7 @@ def _change_some(
         gains, order = (now[:, None] - _NATS * costs - slope @ steps.T).topk(_TRIES, dim=1)
         gists, best = gists.clone(), now + nats.detach()
         for gain, step in zip(gains.T, order.T, strict=True):
-            rows = (gain > 0).nonzero()[:, 0]  # of the others a change is expected to cost
+            rows = (gain > 0).nonzero()[:, 0]  # for the others no saving is expected
             other = (gists[rows] + steps[step[rows]]).clamp(-LARGEST, LARGEST)
             total = _NATS * prior.costs(other).sum(dim=-1) + pixel_nats(other, rows)
             better = total < best[rows]

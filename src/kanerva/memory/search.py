@@ -1,15 +1,16 @@
-"""Which picture held does a cue show, how surely, or is it none of them?
+"""Search: the probability that a cue shows each of N stored pictures, or none of them.
 
     P(n | cue) = p(cue | picture n) (1 - prior_none) / N  /  p(cue)
-    P(none | cue) = p(cue | nothing held) prior_none  /  p(cue)
+    P(none | cue) = p(cue | none) prior_none  /  p(cue)
 
-p(cue | .) is summed over every channel, mask and shift that the cue may have come through
-(`channels.py`, `evidence.py`). p(cue | nothing held) is half a model's own, half that of a kernel
-density over what is held, each picture blurred: where noise is strong, what is like it but is not
-it. The model is asked only where the kernels leave doubt.
+p(cue | .) is summed over every channel, mask and shift that the cue may have gone through
+(`channels.py`, `evidence.py`). p(cue | none) is an equal mixture of two densities: the model's own,
+and a kernel density over blurred stored pictures, for images that are similar to a stored one but
+not stored. The model's density is slow, so it is computed only if the kernel density alone does not
+decide.
 
-Two steps, as in any search: an inner product of log-ratios with mean pictures ranks everything,
-and what it ranks highest is scored exactly. Without noise the exact score is itself an inner
+There are two steps, as in most search engines: inner products of log-ratios with mean pictures rank
+all pictures, and the highest are scored exactly. Without noise the exact score is itself an inner
 product, ln p(visible x | block) = [x m, m] . [logit p, ln(1 - p)].
 """
 
@@ -28,34 +29,36 @@ from kanerva.memory.channels import Picture
 from kanerva.memory.evidence import Cue, Pictures, log_evidence
 from kanerva.memory.ranking import Candidates
 
-_PRODUCTS, _CUES = 16_000_000, 64  # inner products held at once; cues
+_PRODUCTS, _CUES = 16_000_000, 64  # inner products, and cues, per batch
 _BLURRED = 4096  # pictures blurred at once
-CANDIDATES = 8, 4  # scored exactly: of one mask, or each of several; more where that
-_NEGLIGIBLE, _MOST = 0.01, 3072  # leaves out more than so much, up to so many
-_DOUBT = (-14.0, 7.0)  # ln odds of none by the kernels alone, between which a model is asked. ours
+# Pictures scored exactly: for a cue with one mask, and for each mask of a cue with several. As long
+# as `left_out` is at least _NEGLIGIBLE, four times as many are scored, up to _MOST.
+CANDIDATES = 8, 4
+_NEGLIGIBLE, _MOST = 0.01, 3072
+_DOUBT = (-14.0, 7.0)  # ours: ln odds of none by the kernels; in between, the model is asked
 
 
 @dataclass(frozen=True)
 class Hit:
-    """One picture held."""
+    """One stored picture that a cue may show."""
 
-    id: int  # a handle of a memory, an id of a store
+    id: int  # a handle of a memory, or an id of a store
     probability: float
-    shift: tuple[int, int]  # rows down and columns right that the cue seems to be moved by
-    payload: str  # of a store; a memory has none
+    shift: tuple[int, int]  # likeliest shift of the cue: rows down and columns right
+    payload: str  # the string stored with the image; empty in a memory
     _image: Callable[[], Picture] = field(repr=False)
 
     @property
     def image(self) -> Picture:
-        """What is held, decoded: expected pixels on [0, 1]."""
+        """The stored picture, decoded: expected pixels on [0, 1]."""
         return self._image()
 
 
 @dataclass(frozen=True)
 class Hits(Sequence[Hit]):
-    """What a cue may show, likeliest first, and the probability that it is none of what is held.
-    `left_out` says how much more what was not scored would have, were each as likely as a middling
-    one of those that one mask ranked highest."""
+    """The stored pictures that a cue may show, likeliest first, and `none`: the probability that it
+    shows none of them. `left_out` estimates the probability of the pictures that were not scored,
+    relative to those that were: each is taken to be as likely as a middling candidate."""
 
     hits: list[Hit]
     none: float
@@ -98,58 +101,57 @@ Named = tuple[int, Callable[[], Picture], str]  # id, picture, payload
 
 @dataclass(frozen=True)
 class Held:
-    """What is searched: so many pictures, `rank`ed into candidates for each mask of each cue,
-    `fetch`ed by row, `name`d by row; `log_none` is a model's ln p(cue | nothing held) of cues,
-    given the best guess at what each shows."""
+    """The pictures that are searched, by row."""
 
     count: int
-    rank: Rank
-    fetch: Fetch
+    rank: Rank  # the best candidates for each mask of each cue
+    fetch: Fetch  # the pictures of rows
+    # the model's ln p(cue | none) of each cue, given the best candidate for it
     log_none: Callable[[Sequence[Cue], Float[Tensor, "n C H W"]], list[float]]
     name: Callable[[list[int]], list[Named]]
 
 
 @dataclass(frozen=True)
 class _Scored:
-    """A cue's candidates: ln p(cue | each), and that of a kernel density. In numpy: there are a
-    few dozen, of which a call of torch's costs more than what it computes."""
+    """The scored candidates of one cue. In numpy: for a few dozen numbers, a torch call costs more
+    than its arithmetic."""
 
     rows: np.ndarray
     shifts: np.ndarray
-    each: np.ndarray
-    kin: float
-    left_out: float  # share of what was not scored, estimated
-    guess: Callable[[], Picture]  # the best picture
+    each: np.ndarray  # ln p(cue, candidate | stored)
+    kernels: float  # ln p(cue) under the kernel density
+    left_out: float  # see `Hits`
+    guess: Callable[[], Picture]  # the best candidate
 
     def log_joint(self, prior_none: float) -> tuple[float, float]:
-        """ln p(cue, held) and, by the kernels alone, ln p(cue, none)."""
+        """ln p(cue, stored) and, by the kernel density alone, ln p(cue, none)."""
         held = math.log(1 - prior_none) if prior_none < 1 else -math.inf
         none = math.log(prior_none / 2) if prior_none else -math.inf
-        return np.logaddexp.reduce(self.each) + held, self.kin + none
+        return np.logaddexp.reduce(self.each) + held, self.kernels + none
 
     def posterior(
         self, modelled: float, k: int, prior_none: float
     ) -> tuple[list[tuple[int, float, int]], float]:
-        """The likeliest rows, each with its probability and shift; and that of none. `modelled` is
-        the model's share of ln p(cue, none)."""
-        held, near = self.log_joint(prior_none)
-        none = np.logaddexp(near, modelled)
+        """The `k` likeliest rows, each with its probability and shift, and the probability of none.
+        `modelled` is the model's part of ln p(cue, none)."""
+        held, by_kernels = self.log_joint(prior_none)
+        none = np.logaddexp(by_kernels, modelled)
         log_held = self.each + (held - np.logaddexp.reduce(self.each))
         total = np.logaddexp(np.logaddexp.reduce(log_held), none)
         rows, place = np.unique(self.rows, return_inverse=True)
-        chance = np.zeros(len(rows))
-        np.add.at(chance, place, np.exp(log_held - total))
+        probability = np.zeros(len(rows))
+        np.add.at(probability, place, np.exp(log_held - total))
         found = []
-        for row in np.argsort(-chance, kind="stable")[:k]:
+        for row in np.argsort(-probability, kind="stable")[:k]:
             likeliest = np.where(place == row, self.each, -np.inf).argmax()
-            found.append((int(rows[row]), float(chance[row]), int(self.shifts[likeliest])))
+            found.append((int(rows[row]), float(probability[row]), int(self.shifts[likeliest])))
         return found, float(np.exp(none - total))
 
 
 def search(cues: Sequence[Cue], held: Held, *, k: int = 5, prior_none: float = 0.5) -> list[Hits]:
-    """The `k` likeliest of what is held, for each cue."""
+    """Find the `k` likeliest stored pictures for each cue."""
     if k < 1 or not 0 <= prior_none <= 1:
-        raise UserError(f"k is at least 1 and prior_none a probability, got {k}, {prior_none}")
+        raise UserError(f"k is at least 1 and prior_none on [0, 1], got {k} and {prior_none}")
     if held.count == 0:
         return [Hits([], 1.0) for _ in cues]
     hits: list[Hits] = []
@@ -163,12 +165,12 @@ def _search(cues: Sequence[Cue], held: Held, k: int, prior_none: float) -> list[
     count = min(max(k, CANDIDATES[any(len(cue.masks) > 1 for cue in cues)]), _MOST)
     found = _score(cues, held, count, prior_none > 0)
     while count < _MOST:
-        again = [n for n, one in enumerate(found) if one.left_out >= _NEGLIGIBLE]
-        if not again:
+        unsure = [n for n, one in enumerate(found) if one.left_out >= _NEGLIGIBLE]
+        if not unsure:
             break
         count = min(4 * count, _MOST)
-        better = _score([cues[n] for n in again], held, count, prior_none > 0)
-        for n, one in zip(again, better, strict=True):
+        better = _score([cues[n] for n in unsure], held, count, prior_none > 0)
+        for n, one in zip(unsure, better, strict=True):
             found[n] = one
     modelled = [-math.inf] * len(cues)
     if prior_none:
@@ -184,16 +186,16 @@ def _search(cues: Sequence[Cue], held: Held, k: int, prior_none: float) -> list[
     hits = []
     for cue, one, (rows, none) in zip(cues, found, ranked, strict=True):
         each = []
-        for _, chance, shift in rows:
+        for _, probability, shift in rows:
             id, image, payload = next(named)
             down, across = cue.shifts[shift]
-            each.append(Hit(id, chance, (-down, -across), payload, image))
+            each.append(Hit(id, probability, (-down, -across), payload, image))
         hits.append(Hits(each, none, min(1.0, one.left_out)))
     return hits
 
 
 def _score(cues: Sequence[Cue], held: Held, count: int, kernels: bool) -> list[_Scored]:
-    """The best `count` candidates for each mask of each cue."""
+    """Score the best `count` candidates for each mask of each cue."""
     candidates = held.rank(cues, count)
     sizes = [len(one.rows) for one in candidates]
     rows = torch.cat([one.rows for one in candidates])
@@ -205,29 +207,29 @@ def _score(cues: Sequence[Cue], held: Held, count: int, kernels: bool) -> list[_
     )
     moves = shifts if len(cues[0].shifts) > 1 else None
     score = log_evidence(cues, pictures, owner, moves)
-    kin = score.new_full(score.shape, -torch.inf)
-    if kernels:  # in parts: blurred pictures are floats
+    kernel = score.new_full(score.shape, -torch.inf)
+    if kernels:  # in batches: blurring needs the pictures as floats
         loose = [cue.loose for cue in cues]
         for part in torch.arange(len(owner), device=device).split(_BLURRED):
             soft, mine = pictures[part].blurred(owner[part]), owner[part]
-            kin[part] = log_evidence(loose, soft, mine, None if moves is None else moves[part])
+            kernel[part] = log_evidence(loose, soft, mine, None if moves is None else moves[part])
     pairs = held.count * len(cues[0].shifts)
     ends = np.cumsum(sizes)
     parts = [
         np.split(part.cpu().numpy(), ends[:-1])
-        for part in (rows, shifts, score.double(), kin.double())
+        for part in (rows, shifts, score.double(), kernel.double())
     ]
     found = []
-    for mine, moved, each, near, end in zip(*parts, ends, strict=True):
-        # each of several masks has ranked `count`; most of those of wrong masks fit badly, and say
-        # nothing of what the right one left out
-        usual = np.sort(each)[-min(len(each), 1 + count // 2)]
-        left_out = math.exp(usual - np.logaddexp.reduce(each)) * (pairs - len(each))
+    for own_rows, own_shifts, each, by_kernel, end in zip(*parts, ends, strict=True):
+        # A middling one of the best `count`, not of all: every mask adds `count` candidates, and
+        # those of wrong masks mostly fit badly, whatever the right mask left out.
+        middling = np.sort(each)[-min(len(each), 1 + count // 2)]
+        left_out = math.exp(middling - np.logaddexp.reduce(each)) * (pairs - len(each))
         best = int(end) - len(each) + int(each.argmax())
         guess = partial(_mean_picture, pictures, best)
         log_pairs = math.log(pairs)
-        kin_total = np.logaddexp.reduce(near) - log_pairs
-        found.append(_Scored(mine, moved, each - log_pairs, kin_total, left_out, guess))
+        density = np.logaddexp.reduce(by_kernel) - log_pairs
+        found.append(_Scored(own_rows, own_shifts, each - log_pairs, density, left_out, guess))
     return found
 
 

@@ -1,4 +1,4 @@
-"""f_mem: from what an encoder sees to what is written (§3.3, App. E)."""
+"""f_mem: from an encoder's output to what is written (§3.3, App. E)."""
 
 from math import ceil, prod
 
@@ -19,8 +19,9 @@ _SMALLEST = 4  # ours: side of the writer's first feature maps
 class PooledWriter(nn.Module):
     """M = f_mem(mean_t E): pool the episode, then a deep linear conv-transpose stack.
 
-    256 maps at 4x4, halved per layer while the side doubles, up to the memory's size. App. E calls
-    the stack "deep linear" while §3.3 says it transforms "non-linearly"; we follow the appendix.
+    It starts with 256 maps of 4x4. Each layer halves their number and doubles their side, up to the
+    memory's size. App. E calls the stack "deep linear", §3.3 says that it transforms
+    "non-linearly"; we follow the appendix.
     """
 
     def __init__(self, config: PaperMemoryConfig, embedding: int) -> None:
@@ -45,15 +46,16 @@ class PooledWriter(nn.Module):
         return self.stack(maps)[..., : self.size, : self.size]
 
 
-_NARROW = 32  # ours: maps that a block is made from
+_NARROW = 32  # ours: channels of the maps that a block is computed from
 
 
 class BlockWriter(nn.Module):
-    """A sample's feature maps to its own block, on [-1, 1]: what `kpp` pastes into a cell.
+    """From a sample's feature maps to its own block, on [-1, 1], which `kpp` pastes into a cell.
 
-    Nothing of the rest of the episode enters, so M is a sum over samples: malloc adds one term,
-    free takes it away. With an outline a block starts as that of its image: of itself a
-    network finds worse numbers, or drives the tanh to its ends and tells one bit a number.
+    A block does not depend on the rest of the episode, so M is a sum over samples: malloc adds one
+    term, free removes it. With an outline, blocks are initialised as the outline of their image:
+    from a random start a network finds worse numbers, or saturates the tanh, so that a number
+    carries only one bit.
     """
 
     def __init__(
@@ -63,7 +65,7 @@ class BlockWriter(nn.Module):
         side: tuple[int, int],
         outline: tuple[int, int, int] | None = None,
     ) -> None:
-        """`outline`: the shape of the images, where blocks start as outlines of them."""
+        """`outline`: the shape of the images, if blocks are initialised as outlines of them."""
         super().__init__()
         self.shape = shape
         self.narrow = nn.Conv2d(features, _NARROW, 1)
@@ -73,7 +75,7 @@ class BlockWriter(nn.Module):
             self.outline, self.mix = ToCosines(prod(shape), outline), zeroed(self.mix)
 
     def forward(self, maps: FeatureMaps, images: Episode | None = None) -> Blocks:
-        """`images` themselves are for an outline."""
+        """Make blocks. `images` are needed for outlines only."""
         numbers = self.mix(self.narrow(maps.flatten(0, 1)).flatten(1))
         if self.outline is not None:
             assert images is not None
@@ -81,13 +83,14 @@ class BlockWriter(nn.Module):
         return numbers.tanh().unflatten(-1, self.shape).unflatten(0, maps.shape[:2])
 
 
-_HIDDEN = 256  # ours: units that a gist is made from
+_HIDDEN = 256  # ours: hidden units of the gist network
 
 
 class GistWriter(nn.Module):
-    """A sample's feature maps to whole numbers, in groups, and flags that say which are held.
+    """From a sample's feature maps to a gist: numbers, in groups, and one flag for each group.
 
-    `rate` from -1 to 1 stands for a price from low to high: the dearer a number, the smaller.
+    `rate`, from -1 to 1, stands for the weight of a gist's cost in the loss, from low to high. A
+    higher weight makes smaller numbers.
     """
 
     def __init__(
@@ -104,8 +107,8 @@ class GistWriter(nn.Module):
     def numbers(
         self, maps: FeatureMaps, rate: Float[Tensor, "B T"]
     ) -> Float[Tensor, "B T numbers"]:
-        """Before they are rounded: within [-7, 7], and with a slope to the very ends, where a
-        number that ran out of them would be lost."""
+        """The numbers before rounding, within [-7, 7]. By tanh instead of a clamp, because a
+        clamped number would get no gradient."""
         mixed = self.mix(self.narrow(maps.flatten(0, 1)).flatten(1))
         hidden = F.silu(mixed + self.rate(rate.flatten()[:, None]))
         numbers = self.last(hidden).unflatten(0, maps.shape[:2]).float()
@@ -113,8 +116,8 @@ class GistWriter(nn.Module):
         return LARGEST * numbers.tanh()
 
     def blocks(self, gists: Float[Tensor, "B T numbers"], kept: Real[Tensor, "B T"]) -> Blocks:
-        """Numbers of the groups that are held, zeros for the rest, then a flag for each group. An
-        empty cell, all zeros, holds none."""
+        """Make blocks: the numbers of the first `kept` groups, zeros for the others, then a flag
+        for each group. A free cell is all zeros, so its flags say that it has no group."""
         flags = torch.arange(self.groups, device=gists.device) < kept[..., None]
         each = gists.shape[-1] // self.groups
         gists = gists * flags.repeat_interleave(each, dim=-1)

@@ -1,4 +1,4 @@
-"""The models by name. Each is imported when it is asked for."""
+"""The models by name. Each is imported on first use."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -28,7 +28,7 @@ CLASSES = {  # name: (module, class)
 
 def model_class(name: str) -> "type[MemoryModel]":
     """The class of the model of that name."""
-    model_config(name)  # or says which there are
+    model_config(name)  # raises an error that lists the names
     if name not in CLASSES:
         raise UserError(f"{name} has a config but no line in CLASSES of kanerva.models")
     module, cls = CLASSES[name]
@@ -36,7 +36,7 @@ def model_class(name: str) -> "type[MemoryModel]":
 
 
 def build(config: ModelConfig) -> "MemoryModel":
-    """A fresh model of the class its config names."""
+    """Make a new model of the class that its config names."""
     if not isinstance(config, ModelConfig):
         raise UserError(
             f"build takes a model's config, as kanerva.preset(NAME).model; got {shown(config)}"

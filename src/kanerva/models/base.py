@@ -1,4 +1,4 @@
-"""What every model offers, and what each can do: verbs, capabilities, checks of what users pass."""
+"""MemoryModel, the interface of every model: verbs, capabilities, and checks of users' inputs."""
 
 import copy
 import math
@@ -30,11 +30,11 @@ from kanerva.shapes import Episode, PerImage, Readout
 
 Images = Shaped[Tensor, "*B T C H W"]
 Observed = Shaped[Tensor, "*B_T H W"]  # 1 where a pixel is visible; a mask, or one for each cue
-Near = tuple[Float[Tensor, "*key"], float]  # a key, and how far around it
+Near = tuple[Float[Tensor, "*key"], float]  # a key, and the standard deviation around it
 Handles = Int[Tensor, "*B T"] | Sequence[int]
-LogWeights = Callable[[], PerImage]  # a log-weight of each image, of new latents at each call
-MOST_STEPS = 10  # of reading again, unless a caller says how many. ours
-MOST_NUMBERS = 2**26  # in the pixels of samples that are drawn together
+LogWeights = Callable[[], PerImage]  # each call samples latents and returns their log-weights
+MOST_STEPS = 10  # ours: steps of an iterative read, by default
+MOST_NUMBERS = 2**26  # pixels times channels that `generate` makes at once
 M = TypeVar("M", bound="MemoryModel")  # not Self: beartype checks methods one by one
 
 
@@ -49,39 +49,39 @@ class MemoryModel(
     """A generative model with an episodic memory.
 
     Images are floats on [0, 1] (for 8-bit likelihoods also uint8, divided by 255): one episode
-    (T, C, H, W) or a batch (B, T, C, H, W). What comes back has the batch dimension that went in.
+    (T, C, H, W) or a batch (B, T, C, H, W). Results have the same batch dimension as the input.
 
-    Whatever draws random numbers takes a `generator`; without one it draws from torch's own.
+    Everything random takes a `generator`; by default it is torch's global one.
     """
 
-    decoder: nn.Module  # of readouts, to parameters of the likelihood
+    decoder: nn.Module  # from readouts to parameters of the likelihood
     config: ModelConfig
 
-    # Capabilities: what callers ask instead of asking for a class
-    remembers = True  # False: nothing is ever written, and `write` says so
-    recalls = True  # False: a cue finds nothing, and `recall` says so
-    has_keys = True  # False: nothing lies near to anything, and `generate(near=...)` says so
-    has_blocks = False  # True: each image has a block of its own, with a handle and a place
-    has_code = False  # True: blocks are bits, counted when they are written
-    is_exact = False  # True: the bound is -ln p itself, and nothing is drawn
-    has_memory_kl = False  # True: a distribution over memories, whose KL `memory_kl` gives
+    # Capabilities: callers test these instead of the class
+    remembers = True  # False: there is no memory, and `write` raises an error
+    recalls = True  # False: nothing can be found by a cue, and `recall` raises an error
+    has_keys = True  # False: there are no keys, and `generate(near=...)` raises an error
+    has_blocks = False  # True: each image has its own block, with a handle and a place
+    has_code = False  # True: blocks are bits, whose number is known once they are written
+    is_exact = False  # True: the bound is -ln p itself, without sampling
+    has_memory_kl = False  # True: there is a distribution over memories; `memory_kl` is its KL
     writes_sequentially = False  # True: images are written in a loop, which is not compiled
-    reconstructed = "reconstructed"  # what a picture of `reconstruct` is labelled
+    reconstructed = "reconstructed"  # the label of pictures that `reconstruct` makes
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
         self.likelihood = make_likelihood(config.likelihood)
-        self.memory_dtype = "float32"  # what `write` and scores round memories to
+        self.memory_dtype = "float32"  # memories are rounded to it when written or scored
 
     def storing_as(self: M, dtype: str) -> M:
-        """This model, sharing its weights, with memories rounded to `dtype` when written."""
+        """A copy of this model that shares its weights and rounds memories to `dtype`."""
         other = copy.copy(self)
         other.memory_dtype = dtype
         return other
 
     def __repr__(self) -> str:
-        """A line; parts of the network, such as `model.decoder`, print as torch has them."""
+        """One line; parts of the network, such as `model.decoder`, print as usual in torch."""
         about = f"{self.config.name}: images {self.pixels}"
         if self.remembers:
             about += f"; memory {'x'.join(map(str, self.memory_shape(0)))}"
@@ -90,32 +90,32 @@ class MemoryModel(
 
     @property
     def replays(self) -> bool:
-        """Whether `generate` mostly gives back what is held, not what is like it."""
+        """Whether `generate` mostly returns stored images instead of new, similar ones."""
         return False
 
-    # What a memory takes
+    # The size of a memory
 
     @abstractmethod
     def memory_shape(self, length: int) -> tuple[int, int, int]:
-        """Of one episode's memory, when it holds so many images: all that p reads of them."""
+        """The shape of one episode's memory with `length` images: all that p reads of them."""
 
     def memory_bits(self, length: int, dtype: str = "float32") -> float:
-        """Of the same, stored as `dtype`."""
+        """The bits of one episode's memory with `length` images, stored as `dtype`."""
         return float(bits(math.prod(self.memory_shape(length)), dtype))
 
     def memory_kl(self, images: Images, *, generator: Noise = None) -> PerImage:
-        """KL[q(M|X) || p(M)] / T for each image, where a model has a distribution over memories."""
+        """KL[q(M|X) || p(M)] / T for each image, if the model has a distribution over memories."""
         raise UserError(f"{self.config.name} has no distribution over memories")
 
     @property
     def readout_shapes(self) -> list[list[int]]:
-        """Of each part of z."""
+        """The shape of each part of z."""
         return [[self.config.readout.size]]  # pyright: ignore[reportAttributeAccessIssue]
 
     @property
     @abstractmethod
     def key_shape(self) -> tuple[int, ...]:
-        """The shape of one sample's key, N(0, 1) a priori."""
+        """The shape of one sample's key, whose prior is N(0, 1)."""
 
     # Verbs
 
@@ -130,7 +130,7 @@ class MemoryModel(
         *,
         handles: Handles | None = None,
     ) -> ReadDistribution:
-        """p(z | M, y) at keys, or where handles lie; (B, T, L), B = 1 for one episode."""
+        """p(z | M, y) at keys, or at the blocks of handles; (B, T, L), B = 1 for one episode."""
 
     @abstractmethod
     def recall(
@@ -178,73 +178,72 @@ class MemoryModel(
     def empty(self, batch: int | None = None) -> Memory: ...
 
     def append(self, memory: Memory, images: Images, *, generator: Noise = None) -> Memory:
-        """Write more into a memory, where a model can."""
+        """Write more images into a memory, if the model supports it."""
         raise UserError(f"{self.config.name} writes its memory as a whole: nothing can be appended")
 
     def familiarity(self, memory: Memory, images: Images) -> PerImage:
-        """Nats by which a memory knows an image, where a model can tell."""
+        """How much better a memory explains an image than no memory, in nats, if the model can."""
         raise UserError(f"{self.config.name} cannot tell what its memory holds")
 
     def get(self, memory: Memory, handles: Handles | None = None) -> Float[Tensor, "*B T C H W"]:
-        """Pictures of what is held, by handle, where a model has blocks."""
+        """Decode stored images by handle, if the model has blocks."""
         raise UserError(f"{self.config.name} writes its memory as a whole: there are no handles")
 
     def find(self, memory: Memory, cue: Shaped[Tensor, "*T C H W"], **options: Any) -> Any:
-        """Which image held a cue shows, and how surely, where a model can tell: see `Kpp.find`."""
+        """Find which stored image a cue shows, with probabilities, if the model can: `Kpp.find`."""
         raise UserError(f"{self.config.name} writes its memory as a whole: none can be picked out")
 
     def resized(self: M, config: ModelConfig) -> M:
-        """The same weights with a memory of another size, where a model can."""
+        """A model with the same weights and a memory of another size, if the model can."""
         raise UserError(f"{self.config.name} cannot be scored in a memory of another size")
 
     def with_capacity(self: M, capacity: int) -> M:
-        """The same weights with room for more images, where a model has blocks."""
+        """A model with the same weights and room for more images, if the model has blocks."""
         raise UserError(f"{self.config.name} writes its memory as a whole: it has no capacity")
 
     def fit_to_data(self, images: Images) -> None:
-        """Before a first step: what a model takes from training images themselves, as a rule
-        nothing."""
+        """Initialise from training images before the first step; most models do nothing here."""
 
     def signed(self, memory: Memory) -> Memory:
-        """A memory as one of this model's: no other reads it."""
+        """Mark a memory as written by this model: other models refuse to read it."""
         return replace(memory, writer=self.fingerprint())
 
     # Training and scores
 
     def forward(self, episode: Episode, generator: Noise = None) -> dict[str, Tensor]:
-        """The training objective: `ElboTerms` by name, because the wrappers that spread a module
-        over devices look for tensors in plain containers only. `auxiliary`, where a model adds it,
-        is minimised besides and enters no figure."""
+        """The training objective: `ElboTerms` as a dict, because the wrappers that distribute a
+        module over devices find tensors in plain containers only. `auxiliary`, if there is one, is
+        a loss that is minimised in addition; no reported figure includes it."""
         return self.elbo(episode, generator=generator).by_name()
 
     def validation_terms(self, images: Images, *, generator: Noise = None) -> ElboTerms:
-        """What decides which step of a training is best: the bound, where a memory is free."""
+        """The terms that select the best checkpoint: the bound, unless a model overrides this."""
         return self.elbo(images, generator=generator)
 
     @abstractmethod
     def importance_sampler(self, episode: Episode, generator: Noise) -> LogWeights:
-        """M and q of an episode; what is given back draws latents at each call."""
+        """Write an episode once. Each call of the result samples latents: their log-weights."""
 
     def log_weights(
         self, images: Images, samples: int, *, generator: Noise = None
     ) -> Float[Tensor, "samples *B T"]:
-        """ln p(x, latents | M) - ln q(latents | X), draw by draw, M fixed: their log-mean-exp is
-        IWAE's bound."""
+        """ln p(x, latents | M) - ln q(latents | X) of several samples of the latents, with M fixed.
+        Their log-mean-exp is the IWAE bound."""
         as_count("samples", samples)
         draw = self.importance_sampler(self.as_pixels(images), generator)
         weights = torch.stack([draw() for _ in range(samples)])
         return weights if images.ndim == 5 else weights[:, 0]
 
     def sample_pixels(self, readout: Readout, generator: Noise = None) -> Episode:
-        """Pixels of p(x | z)."""
+        """Sample pixels from p(x | z)."""
         return self.likelihood.sample(self.decoder(readout), as_generator(generator))
 
     def quantised(self, maps: Float[Tensor, "B Cm Hm Wm"]) -> Float[Tensor, "B Cm Hm Wm"]:
-        """Memories as they are kept: rounded to `memory_dtype`."""
-        plain = self.memory_dtype == "float32" or maps.numel() == 0  # nothing is ever written
+        """Round memories to `memory_dtype`."""
+        plain = self.memory_dtype == "float32" or maps.numel() == 0  # 0: there is no memory
         return maps if plain else quantise(maps, self.memory_dtype)
 
-    # Checks of what users pass
+    # Checks of users' inputs
 
     @property
     def device(self) -> torch.device:
@@ -252,24 +251,24 @@ class MemoryModel(
 
     @property
     def pixels(self) -> PixelFormat:
-        """What images it writes and scores."""
+        """The format of the images that this model writes and scores."""
         return PixelFormat(self.config.image, self.config.likelihood == "bernoulli")
 
     def as_episodes(self, images: Images) -> Episode:
-        """Check what a user passed and give it a batch dimension."""
-        steps = self.training and torch.is_grad_enabled()  # which skip bad images by their loss
-        return self.pixels.as_episodes(images, finite=not steps)
+        """Check images or cues and add a batch dimension if there is none."""
+        is_step = self.training and torch.is_grad_enabled()  # skips images whose loss is not finite
+        return self.pixels.as_episodes(images, finite=not is_step)
 
     def as_pixels(self, images: Images) -> Episode:
-        """An episode that is to be written or scored: outside training, only pixels that p is a
-        density of."""
+        """`as_episodes` for images that will be written or scored. Outside training, also check
+        that the likelihood covers their pixel values."""
         episode = self.as_episodes(images)
         if not self.training:
             self.likelihood.check(episode)
         return episode
 
     def as_maps(self, memory: Memory, images: Images | None = None) -> Float[Tensor, "B Cm Hm Wm"]:
-        """Check that a memory fits this model (and the images it is used with)."""
+        """Check that a memory fits this model, and the images if any; return its map as a batch."""
         require_memory_object(memory)
         if images is not None:
             require_tensor_images(images)
@@ -295,14 +294,15 @@ class MemoryModel(
         return memory.map if memory.is_batch else memory.map[None]
 
     def check_shape(self, shape: tuple[int, ...]) -> None:
-        """Refuse the map of another model's memory."""
+        """Refuse the map of a memory that another kind of model wrote."""
         if shape != (expected := self.memory_shape(0)):
             raise UserError(f"this model's memories are {expected}, got {shape}")
 
     def check_keys(
         self, memory: Memory, keys: Float[Tensor, "*B_T_key"]
     ) -> tuple[Float[Tensor, "B Cm Hm Wm"], Float[Tensor, "B T *key"]]:
-        """A memory's map and keys that fit it, as batches; one episode's keys may be either."""
+        """Check keys; return a memory's map and its keys as batches. For one episode, keys may have
+        a batch dimension or not."""
         if not isinstance(keys, Tensor):
             raise UserError(f"keys are a tensor (T, *{self.key_shape}), got {type(keys).__name__}")
         maps, shape = self.as_maps(memory), tuple(keys.shape)
@@ -312,17 +312,17 @@ class MemoryModel(
         return maps, keys.to(maps.device)
 
     def require_memory(self, memory: Memory | None) -> Memory:
-        """A memory that a method cannot do without; a blank one where nothing is ever written."""
+        """Refuse None. A model without a memory takes only None, for which it gets a blank one."""
         if not self.remembers:
             if memory is not None:
-                raise UserError(f"{self.config.name} has no memory: give None")
+                raise UserError(f"{self.config.name} has no memory: pass None")
             return Memory(torch.zeros(self.memory_shape(0), device=self.device))
         if memory is None:
             raise UserError(f"{self.config.name} generates from a memory: write one first")
         return require_memory_object(memory)
 
     def check_samples(self, num_samples: int, near: Near | None) -> None:
-        """Refuse what `generate` cannot draw."""
+        """Refuse arguments that `generate` cannot serve."""
         as_count("num_samples", num_samples)
         if num_samples * math.prod(self.config.image) > MOST_NUMBERS:
             most = MOST_NUMBERS // math.prod(self.config.image)
@@ -338,7 +338,7 @@ class MemoryModel(
     def iterate_read(
         self, memory: Memory, cue: Images, steps: int | None, read: Callable[[Episode], Episode]
     ) -> Float[Tensor, "S *B T C H W"]:
-        """Iterative reading: `read` makes a picture of the last one, at first of the cue."""
+        """Read iteratively: apply `read` to the cue, then to each result; return every step."""
         count = as_count("steps", MOST_STEPS if steps is None else steps)
         picture, pictures = self.as_episodes(cue), []
         self.pixels.check_cue(picture)
@@ -358,8 +358,8 @@ class MemoryModel(
         push_to_hub: bool = False,
         **options: Any,
     ) -> str | None:
-        """As the mixin has it, but that would begin by removing the config.json that is there.
-        `options` are `push_to_hub`'s."""
+        """Override of the mixin's method, which would first delete an existing config.json.
+        `options` are those of `push_to_hub`."""
         folder = Path(save_directory)
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -383,13 +383,13 @@ class MemoryModel(
         map_location: str | torch.device = "cpu",
         **options: object,
     ) -> M:
-        """Load from a folder or a Hub id; the model comes in evaluation mode. `options` are
-        `hf_hub_download`'s: token, revision, cache_dir, force_download, local_files_only."""
+        """Load from a folder or a Hub id, in evaluation mode. `options` are those of
+        `hf_hub_download`: token, revision, cache_dir, force_download, local_files_only."""
         return load_pretrained(cls, pretrained_model_name_or_path, map_location, **options)
 
 
 def all_but_one(length: int, device: torch.device) -> Int[Tensor, "T rest"]:
-    """Row t: the numbers of an episode's images without t."""
+    """Row t has the indices of an episode's images without t."""
     if length < 2:
         raise UserError(f"leaving one image out needs an episode of at least 2, got {length}")
     rest = torch.arange(length - 1, device=device).expand(length, -1)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from kanerva.models.base import MemoryModel
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
-M = TypeVar("M", bound=nn.Module)  # a name known here: checks at run time look it up
+M = TypeVar("M", bound=nn.Module)  # not MemoryModel: checks at run time need an imported name
 
 CARD = """---
 {{ card_data }}
@@ -40,14 +40,14 @@ A generative memory model, written with the Python package `kanerva`.
 def load_pretrained(
     cls: type[M], name: str | Path, map_location: str | torch.device, **options: object
 ) -> M:
-    """A model of this class from a folder or a Hub id, in evaluation mode."""
+    """Load a model of this class from a folder or a Hub id, in evaluation mode."""
     if os.path.isdir(name):
         files = {file: Path(name) / file for file in (CONFIG, WEIGHTS)}
     else:
         files = {file: hub_file(str(name), file, **options) for file in (CONFIG, WEIGHTS)}
     config = read_config(files[CONFIG])
     weights = read_weights(files[WEIGHTS])
-    with torch.device("meta"):  # sizes that a config claims take memory only once weights have them
+    with torch.device("meta"):  # a forged config must not allocate memory before weights match it
         require_fit(weights, cls(config).state_dict(), files[WEIGHTS])
     model = cls(config)
     model.load_state_dict(weights)
@@ -55,11 +55,11 @@ def load_pretrained(
 
 
 def hub_file(name: str, file: str, **options: object) -> Path:
-    """One file of a Hub repository."""
+    """Download one file of a Hub repository; return its path."""
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # its retries are not our words
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # hide its warnings
     try:
         return Path(hf_hub_download(name, file, **options))  # pyright: ignore
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
@@ -72,8 +72,8 @@ def hub_file(name: str, file: str, **options: object) -> Path:
 def save_weights(
     model: "MemoryModel", folder: Path, weights: dict[str, Tensor] | None = None
 ) -> None:
-    """Write `model.safetensors` and `config.json` into a folder; the first knows the second.
-    `weights` are the model's own, unless given."""
+    """Write `model.safetensors` and `config.json` into a folder. The first contains a hash of the
+    second. `weights` are by default the model's own."""
     state = model.state_dict() if weights is None else weights
     config = to_dict(model.config)
     for name, value in state.items():
@@ -83,8 +83,8 @@ def save_weights(
 
 
 def _fingerprint(config: object) -> str:
-    """A hash of a config as it is written, by which weights recognise theirs: options that a later
-    version adds do not count."""
+    """A hash of a config as written in the file, to check that weights belong to it. Options that a
+    later version adds do not change it."""
     return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
 
 
@@ -99,22 +99,22 @@ _RENAMED = {"key_posterior.net.": "key_network.net.", "placer.": "placement."}  
 
 
 def _name_today(name: str) -> str:
-    """A tensor of version 0.1 by the name it has today."""
+    """Translate the name of a tensor of version 0.1."""
     for old, new in _RENAMED.items():
         name = new + name.removeprefix(old) if name.startswith(old) else name
     return name
 
 
 def load_weights(model: nn.Module, path: Path) -> None:
-    """Fill a model from `model.safetensors`; names, shapes and config must be those it had."""
+    """Load `model.safetensors` into a model; names, shapes and config must match."""
     weights = read_weights(path)
     require_fit(weights, model.state_dict(), path)
     model.load_state_dict(weights)
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """The tensors of `model.safetensors`. In a run's checkpoints, and where they name their config,
-    they are ours and have a digest; from elsewhere they need not."""
+    """Read the tensors of `model.safetensors`. A digest is required in the checkpoints of a run and
+    in files that contain the hash of a config, because kanerva wrote them; others need none."""
     of_run = path.parent.parent.name == "checkpoints"
     weights, about = read_tensors(path, lambda about: of_run or "config" in about)
     if "config" in about and about["config"] != _fingerprint(read_json(path.parent / CONFIG)):
@@ -123,7 +123,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
 
 def require_fit(weights: dict[str, Tensor], expected: dict[str, Tensor], where: object) -> None:
-    """Refuse weights of other names, shapes or types than a model's, or that are not finite."""
+    """Refuse weights whose names, shapes or types do not match, or that are not finite."""
     where = f"{where} does not fit its config.json"
     for name in weights.keys() - expected.keys():
         raise UserError(f"{where}: it has an unknown tensor {name}")

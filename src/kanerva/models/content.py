@@ -1,7 +1,7 @@
 """Content addressing: which block of a memory explains an image, and whether any does.
 
-Each block held is decoded once, at the z that it predicts, and p(x | z) there compared with all
-images. Works for every placement.
+Each stored block is decoded once, at the mean of p(z | block), and every image is scored under the
+resulting p(x | z). This works for every placement.
 """
 
 from collections.abc import Callable
@@ -29,33 +29,33 @@ if TYPE_CHECKING:
 CueScores = Float[Tensor, "B T slots"]  # ln p(cue | each cell's block), -inf where a cell is free
 
 
-_STORED = 8.0  # logit of a pixel that is stored
-_AT_ONCE = 128  # blocks: more no longer fit a processor's cache
+_STORED = 8.0  # the logit given to a pixel that is stored as 1, its negative for 0
+_AT_ONCE = 128  # blocks decoded at once: more do not fit a processor's cache
 Made = TypeVar("Made")
-_kept: WeakKeyDictionary[Any, tuple[str, Any]] = WeakKeyDictionary()
+_cache: WeakKeyDictionary[Any, tuple[str, Any]] = WeakKeyDictionary()
 
 
-def keep(owner: object, model: "Kpp", make: Callable[[], Made]) -> Made:
-    """What `make` gives, kept while `owner` lives and the model's weights stand."""
-    name, found = model.fingerprint(), _kept.get(owner)
+def cached(owner: object, model: "Kpp", make: Callable[[], Made]) -> Made:
+    """Cache the result of `make` as long as `owner` lives and the model's weights do not change."""
+    name, found = model.fingerprint(), _cache.get(owner)
     if found is None or found[0] != name:
         found = (name, make())
-        _kept[owner] = found
+        _cache[owner] = found
     return found[1]
 
 
 @dataclass(frozen=True)
 class Decoded:
-    """What blocks of a memory decode to, and the map and the weights that it follows from."""
+    """The cached decoder outputs of a memory's blocks, with the map and weights they belong to."""
 
     model: str  # fingerprint
     map: Float[Tensor, "*B Cm Hm Wm"]
-    version: int  # of the map
+    version: int  # of the map tensor
     cells: Int[Tensor, " held"]
     output: DecoderOutput
 
-    def stands(self, model: "Kpp", like: Memory) -> bool:
-        """Whether this is of such a model, and of a map that was not written over since."""
+    def is_valid(self, model: "Kpp", like: Memory) -> bool:
+        """Whether the weights are the same, and the map was not modified in place since."""
         same = self.map.shape == like.map.shape and self.map.device == like.map.device
         return same and self.model == model.fingerprint() and self.version == _version(self.map)
 
@@ -66,8 +66,8 @@ def _version(map: Float[Tensor, "*B Cm Hm Wm"]) -> int:
 
 @torch.no_grad()
 def decode_held(model: "Kpp", memory: Memory) -> tuple[Int[Tensor, " cells"], DecoderOutput]:
-    """The cells that hold something in some memory of a batch, and what their blocks decode to;
-    pixels that a block stores are as they are stored."""
+    """The cells that are in use in any memory of a batch, and the decoder outputs of their blocks.
+    Pixels that a block stores are taken from it."""
     cells, output = _decode_once(model, memory)
     detail = memory.as_batch().detail
     if detail is None or not len(cells):
@@ -76,23 +76,24 @@ def decode_held(model: "Kpp", memory: Memory) -> tuple[Int[Tensor, " cells"], De
 
 
 def put_stored(output: DecoderOutput, detail: Detail) -> DecoderOutput:
-    """What blocks decode to, with the pixels that they store as they are."""
+    """Replace the decoder outputs of pixels that blocks store by the stored values."""
     pixels = detail.pixels.to(output).unflatten(-1, output.shape[2:])
     stored = detail.is_stored.unflatten(-1, output.shape[2:])
     return torch.where(stored, _STORED * (2 * pixels - 1), output)
 
 
 def show_stored(logits: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
-    """Expected pixels; 0 or 1 exactly where a block stores them (or is as sure)."""
+    """Expected pixels; exactly 0 or 1 where the logit is as large as that of a stored pixel."""
     return torch.where(logits.abs() < _STORED, logits.sigmoid(), (logits > 0).float())
 
 
 def _decode_once(model: "Kpp", memory: Memory) -> tuple[Int[Tensor, " cells"], DecoderOutput]:
-    """Each block once, however often it is asked for, also by memories made from this one."""
+    """Decode each block only once: the result is cached, and memories derived from this one by
+    `append` or `free` reuse it."""
     held = memory.as_batch().require_slots() >= 0
     cells, maps = held.any(dim=0).nonzero()[:, 0], model.as_maps(memory)
     last = memory.kept.get("decoded")
-    last = last if isinstance(last, Decoded) and last.stands(model, memory) else None
+    last = last if isinstance(last, Decoded) and last.is_valid(model, memory) else None
     if last is not None and last.map is memory.map and torch.equal(last.cells, cells):
         return cells, last.output
     known = torch.zeros_like(cells, dtype=torch.bool)
@@ -128,7 +129,7 @@ def get(model: "Kpp", memory: Memory, handles: Handles | None) -> Float[Tensor, 
     where = memory.slots_of(memory.handles if handles is None else handles)
     cells, output = decode_held(model, memory)
     means = model.likelihood.mean(output) if memory.detail is None else show_stored(output)
-    pictures = _at(means, cells, where)
+    pictures = _values_at(means, cells, where)
     return pictures if memory.is_batch else pictures[0]
 
 
@@ -136,8 +137,8 @@ def get(model: "Kpp", memory: Memory, handles: Handles | None) -> Float[Tensor, 
 def recall_means(
     model: "Kpp", memory: Memory, cue: Images, steps: int | None, observed: Observed | None
 ) -> Float[Tensor, "S *B T C H W"]:
-    """The picture of the block that explains a cue best, then of the one that explains that
-    picture best, and so on. From where two steps choose the same blocks all do."""
+    """Show the block that explains the cue best, then the block that explains that picture best,
+    and so on. Once a step chooses the same blocks as the one before, so do all later ones."""
     model.as_maps(memory, cue)
     most = as_count("steps", MOST_STEPS if steps is None else steps)
     picture = model.as_episodes(cue)
@@ -152,9 +153,9 @@ def recall_means(
         if chosen and torch.equal(best, chosen[-1]):
             break
         chosen.append(best)
-        picture = _at(means, cells, best)
+        picture = _values_at(means, cells, best)
     chosen += chosen[-1:] * (most - len(chosen) if steps is not None else 0)
-    pictures = torch.stack([_at(means, cells, best) for best in chosen])
+    pictures = torch.stack([_values_at(means, cells, best) for best in chosen])
     return pictures if memory.is_batch else pictures[:, 0]
 
 
@@ -167,7 +168,7 @@ def recall_samples(
     observed: Observed | None,
     generator: Noise,
 ) -> Float[Tensor, "S *B T C H W"]:
-    """The same, with keys and readouts drawn at each step."""
+    """The same as `recall_means`, with keys and readouts sampled at each step."""
     maps, masks = model.as_maps(memory, cue), [observed]
     _require_held(memory)
 
@@ -181,20 +182,22 @@ def recall_samples(
 
 
 def _require_held(memory: Memory) -> None:
-    """Else a picture would be drawn of nothing."""
+    """Refuse an empty memory: there would be no block to show."""
     if not bool((memory.require_slots() >= 0).any(dim=-1).all()):
         raise UserError("this memory holds nothing that could be recalled: write images first")
 
 
-def _at(values: Float[Tensor, "B held *rest"], cells: Int[Tensor, " held"], where: Cells) -> Tensor:
-    """Values of some cells, where those of `cells`, in their order, are known."""
+def _values_at(
+    values: Float[Tensor, "B held *rest"], cells: Int[Tensor, " held"], where: Cells
+) -> Tensor:
+    """The values at cells `where`, given those at the sorted `cells`."""
     rows = torch.arange(len(where), device=where.device)[:, None]
     return values[rows, torch.searchsorted(cells, where)]
 
 
 @torch.no_grad()
 def score_cues(model: "Kpp", memory: Memory, cue: Images, observed: Observed | None) -> CueScores:
-    """ln p(cue | block) of every block held, on observed pixels only."""
+    """ln p(cue | block) of every stored block, over observed pixels only."""
     model.as_maps(memory, cue)
     episode = model.as_episodes(cue)
     model.pixels.check_cue(episode)
@@ -213,7 +216,7 @@ def score_cues(model: "Kpp", memory: Memory, cue: Images, observed: Observed | N
 
 @torch.no_grad()
 def familiarity(model: "Kpp", memory: Memory, images: Images) -> PerImage:
-    """ln p(x | the block whose sketch is nearest) less what an empty cell gives, both at means."""
+    """ln p(x | best block) minus the bound on ln p(x | free cell), both at means of z."""
     episode = model.as_pixels(images)
     best = score_cues(model, memory, images, None).argmax(dim=-1)
     maps, owners = model.as_maps(memory), memory.as_batch().require_slots()
@@ -233,13 +236,14 @@ def terms_by_content(
     sample: bool,
     generator: Noise,
 ) -> ElboTerms:
-    """The bound where an image may lie anywhere, or nowhere, in the memory. Which of the two is
-    decided at posterior means, before any sample is drawn: so it remains a bound."""
+    """The bound if it is unknown whether an image is stored, and where: the best block, or a free
+    cell if that is better. The choice is made at posterior means, before anything is sampled, so
+    the result is still a bound."""
     episode, maps = model.as_episodes(images), model.as_maps(memory, images)
-    nowhere = model.keys_in_free_cells(memory, features, generator)
-    best = model.keys_at(memory, score_cues(model, memory, images, None).argmax(dim=-1))
+    in_free_cell = model.keys_in_free_cells(memory, features, generator)
+    in_best = model.keys_at(memory, score_cues(model, memory, images, None).argmax(dim=-1))
     means, found = [], []
-    for keys in (nowhere, best):
+    for keys in (in_free_cell, in_best):
         at_means = model.terms(episode, features, maps, keys, sample=False)
         means.append(at_means.nll_nats)
         found.append(model.terms(episode, features, maps, keys, sample=sample, generator=generator))
@@ -248,7 +252,7 @@ def terms_by_content(
 
 
 def _keys_of(model: "Kpp", cells: Cells) -> Points:
-    """The key in the middle of each cell."""
+    """The key at the centre of each cell."""
     return as_normal(model.placement.grid.centres(cells.device)[cells])
 
 
@@ -256,7 +260,7 @@ def _check_mask(observed: Observed, cue: Images) -> Float[Tensor, "B T H W"]:
     shape, mask = (*cue.shape[:-3], *cue.shape[-2:]), as_mask(observed).to(cue.device)
     if mask.shape not in (shape, shape[-2:]):
         raise UserError(
-            f"observed says 1 or 0 for each pixel: {tuple(shape[-2:])}, or for each cue {shape}; "
+            f"observed is 1 or 0 for each pixel: {tuple(shape[-2:])}, or for each cue {shape}; "
             f"got {tuple(mask.shape)}"
         )
     mask = mask.expand(shape)

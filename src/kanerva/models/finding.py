@@ -1,12 +1,12 @@
-"""`find`: which image of a memory or a store a damaged cue shows, how surely, or that it is none.
+"""`find`: the probability that a damaged cue shows each image of a memory or store, or none.
 
-What is held is decoded and compared in `memory/search.py`. Here stands what needs a model: blocks
-to pictures, and p(cue | nothing held), by importance sampling under an empty cell. Estimates are
-unbiased, and too low as a rule when they err; the largest counts:
+`memory/search.py` compares cues with decoded pictures. This file has what needs a model: decoding
+blocks to pictures, and p(cue | none), estimated by importance sampling of z given a free cell. Each
+estimate is unbiased and mostly too low, so the largest is taken:
 
-    generic     z ~ p(z | empty cell), the same draws for every cue: good where it tells little
-    encoded     z ~ q(z | a guess at the whole image, empty cell): good where it tells a lot.
-                Guesses are the best picture held, and the cue itself with that where it is hidden
+    generic     z ~ p(z | free cell), the same samples for every cue: good if the cue shows little
+    encoded     z ~ q(z | guess at the whole image, free cell): good if the cue shows a lot. Guesses
+                are the best stored picture, and the cue with its hidden pixels filled in from that
 """
 
 import math
@@ -24,7 +24,7 @@ from kanerva.memory.evidence import Cue, Pictures, log_evidence, to_levels
 from kanerva.memory.heap import Memory
 from kanerva.memory.ranking import Candidates, Features
 from kanerva.memory.search import Held, Hits, Named, search
-from kanerva.models.content import decode_held, keep, put_stored
+from kanerva.models.content import cached, decode_held, put_stored
 from kanerva.seeding import stream
 from kanerva.shapes import Blocks, DecoderOutput
 
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from kanerva.models.kpp import Kpp
 
 Cues = Shaped[Tensor, "*T C H W"]
-Visible = Shaped[Tensor, "*masks rows columns"]  # true or 1 where a pixel is seen
-GENERIC, ENCODED = 128, 2  # draws for each estimate. ours
+Visible = Shaped[Tensor, "*masks rows columns"]  # true or 1 where a pixel is visible
+GENERIC, ENCODED = 128, 2  # ours: samples for each estimate
 
 
 @torch.no_grad()
@@ -78,12 +78,12 @@ def find(
 def as_cues(
     model: "Kpp", cue: Cues, observed: Visible | None, noise: Noise, shifts: int
 ) -> list[Cue]:
-    """Check what a user passed: cues of any finite reals, and which of their pixels are seen."""
+    """Check cues, which may be any finite numbers, and masks of their visible pixels."""
     image = model.config.image
     if cue.ndim not in (3, 4) or tuple(cue.shape[-3:]) != image or not len(cue):
         raise UserError(f"a cue is {image}, or a batch of those; got {tuple(cue.shape)}")
-    bytes_of_grey = cue.dtype == torch.uint8 and int(cue.max()) > 1
-    cues = cue.to(model.device).float() / (255 if bytes_of_grey else 1)
+    is_grey = cue.dtype == torch.uint8 and int(cue.max()) > 1  # bytes, and not only 0 and 1
+    cues = cue.to(model.device).float() / (255 if is_grey else 1)
     if not cues.isfinite().all():
         raise UserError("a cue's pixels are finite numbers: hide what is missing with observed")
     model.pixels.check_cue(cues)
@@ -92,7 +92,7 @@ def as_cues(
     if observed is not None:
         if observed.shape != image[1:] and observed.shape != (*cue.shape[:-3], *image[1:]):
             raise UserError(
-                f"observed is {image[1:]}, 1 where a pixel is seen, or one for each cue; "
+                f"observed is {image[1:]}, 1 where a pixel is visible, or one for each cue; "
                 f"got {tuple(observed.shape)}"
             )
         masks = list((observed != 0).to(model.device).expand(len(cues), *image[1:]))
@@ -101,41 +101,42 @@ def as_cues(
 
 
 def as_pictures(model: "Kpp", output: DecoderOutput) -> Pictures:
-    """What a decoder gave for one episode, as bytes."""
+    """Quantise the decoder output of one episode to bytes."""
     if model.config.likelihood == "bernoulli":
         return Pictures(to_levels(output[0]), binary=True)
     return Pictures((model.likelihood.mean(output)[0] * 255).round().to(torch.uint8), binary=False)
 
 
 def decode_blocks(model: "Kpp", blocks: Blocks, detail: Detail | None = None) -> Pictures:
-    """Blocks of one episode as pictures, at the z that each predicts; pixels that their detail
-    stores as they are."""
+    """Decode the blocks of one episode to pictures, at the mean of p(z | block). Pixels that their
+    detail stores are taken from it."""
     output = model.decoder(model.readout(blocks, sample=False).readout)
     return as_pictures(model, output if detail is None else put_stored(output, detail))
 
 
 @torch.no_grad()
 def log_none(model: "Kpp", cues: Sequence[Cue], guesses: Float[Tensor, "n C H W"]) -> list[float]:
-    """ln p(cue | nothing held) of each, estimated; a guess is the best picture held."""
+    """Estimate ln p(cue | none) of each cue. `guesses`: the best stored picture for each."""
     empty = torch.zeros(1, 1, *model.writer.shape, device=model.device)
-    generic = keep(model, model, lambda: _generic(model, empty))
-    seen = torch.stack([cue.masks.all(dim=0) for cue in cues])[:, None]  # under every mask
+    generic = cached(model, model, lambda: _generic(model, empty))
+    visible = torch.stack([cue.masks.all(dim=0) for cue in cues])[:, None]  # under every mask
     shown = torch.stack([cue.picture for cue in cues]).clamp(0, 1)
-    start = torch.stack([torch.where(seen, shown, guesses), guesses], dim=1).flatten(0, 1)
-    start = start.round() if cues[0].binary else (start * 255).round() / 255
-    features = model.encoder(start[None]).repeat_interleave(ENCODED, dim=1)
+    images = torch.stack([torch.where(visible, shown, guesses), guesses], dim=1).flatten(0, 1)
+    images = images.round() if cues[0].binary else (images * 255).round() / 255
+    features = model.encoder(images[None]).repeat_interleave(ENCODED, dim=1)
     blocks = empty.expand(-1, features.shape[1], -1, -1, -1)
     reading = model.readout(blocks, features, generator=stream("none", device=model.device))
     weights = (reading.log_prior - reading.log_posterior)[0]
-    drawn = as_pictures(model, model.decoder(reading.readout))
+    samples = as_pictures(model, model.decoder(reading.readout))
     owner = torch.arange(len(cues), device=model.device).repeat_interleave(2 * ENCODED)
-    encoded = (log_evidence(cues, drawn, owner) + weights).view(len(cues), 2, ENCODED)
-    best = encoded.logsumexp(2).amax(dim=1) - math.log(ENCODED)
-    rough = torch.stack([cue.log_evidence(generic).logsumexp(0) for cue in cues])
-    return torch.maximum(best, rough - math.log(GENERIC)).tolist()
+    encoded = (log_evidence(cues, samples, owner) + weights).view(len(cues), 2, ENCODED)
+    by_encoded = encoded.logsumexp(2).amax(dim=1) - math.log(ENCODED)
+    by_generic = torch.stack([cue.log_evidence(generic).logsumexp(0) for cue in cues])
+    return torch.maximum(by_encoded, by_generic - math.log(GENERIC)).tolist()
 
 
 def _generic(model: "Kpp", empty: Blocks) -> Pictures:
+    """Samples of the model's prior, given a free cell."""
     blocks = empty.expand(-1, GENERIC, -1, -1, -1)
     readout = model.readout(blocks, generator=stream("generic", device=model.device)).readout
     return as_pictures(model, model.decoder(readout))

@@ -1,18 +1,18 @@
-"""`kpp`: Kanerva++ with the heap of its first figure made real. Open this file first.
+"""`kpp`: Kanerva++ with the heap of the paper's first figure. Open this file first.
 
-A memory's life:
+The life of a memory:
 
-    memory = model.write(images)                # malloc: each image its own block
-    memory = model.append(memory, more)         # into free cells; the rest is untouched
-    memory = memory.free(memory.handles[0])     # free: that block is gone, handles stay
-    steps = model.recall(memory, damaged)       # found by content, read back
+    memory = model.write(images)                # malloc: a block for each image
+    memory = model.append(memory, more)         # into free cells; the rest does not change
+    memory = memory.free(memory.handles[0])     # free: that block is zeroed, other handles stay
+    steps = model.recall(memory, damaged)       # find by content, read
     model.familiarity(memory, images)           # nats: was this written?
 
-Three things differ from the model as printed (`kpp_paper.py`). Every sample writes a block made
-from itself alone, pasted into a cell: M is a sum of blocks. Its key is dealt or matched to a cell
-of its own, so keys cannot collapse. And q(z | x, M, y) is a residual of the memory's own
-prediction, so it pays only for what a block does not tell. The generative side is as before: p(y),
-p(z | M, y), p(x | z), and sees an episode through M only.
+Three things differ from the model as printed (`kpp_paper.py`). Every sample writes a block, made
+from that sample alone, into a cell: M is the sum of the pasted blocks. Each key is assigned to its
+own cell, at random or by sorting, so keys cannot collapse. And q(z | x, M, y) is a residual of the
+memory's prediction, so its KL charges only for what the block does not contain. The generative side
+has the same factors, p(y), p(z | M, y) and p(x | z), and sees an episode only through M.
 """
 
 from dataclasses import replace
@@ -43,11 +43,11 @@ from kanerva.shapes import Blocks, Cells, Episode, FeatureMaps, MemoryMap, Point
 class Kpp(Retrieval, KppNetworks):  # pyright: ignore[reportIncompatibleMethodOverride]
     """Block allocation, placed keys, a residual posterior and a spatial readout.
 
-    Images are (T, C, H, W) or (B, T, C, H, W), of the pixels that `model.pixels` names, on [0, 1];
-    `kanerva.prepare` makes them. Pictures that come back are expected pixels on [0, 1].
+    Images are (T, C, H, W) or (B, T, C, H, W), on [0, 1], in the format `model.pixels`, to which
+    `kanerva.prepare` converts. Pictures that are returned are expected pixels on [0, 1].
 
-        write append get recall find familiarity generate      what is done with a memory
-        elbo left_out permuted log_weights                      what it is worth, in nats
+        write append get recall find familiarity generate      to use a memory
+        elbo left_out permuted log_weights                      to score it, in nats
     """
 
     has_blocks = True
@@ -63,7 +63,7 @@ class Kpp(Retrieval, KppNetworks):  # pyright: ignore[reportIncompatibleMethodOv
         self.add_readout_and_decoder(block, memory.outline)
 
     def make_writer(self, block: tuple[int, int, int]) -> BlockWriter:
-        """f_mem, for blocks of this shape."""
+        """Make f_mem, for blocks of this shape."""
         outline = self.config.image if self.config.memory.outline else None
         return BlockWriter(block, self.encoder.features, self.side, outline)
 
@@ -73,26 +73,26 @@ class Kpp(Retrieval, KppNetworks):  # pyright: ignore[reportIncompatibleMethodOv
 
     @property
     def replays(self) -> bool:
-        """A key reads one cell, whole: what is written there, or nothing."""
+        """With `cells`, a key reads one whole cell: a stored block, or zeros."""
         return self.config.memory.placement == "cells" and not self.has_code
 
     @property
     def capacity(self) -> int:
-        """Images that a memory has room for."""
+        """The number of images that a memory has room for."""
         return self.config.memory.capacity
 
     def memory_shape(self, length: int) -> tuple[int, int, int]:
         return self.config.memory.shape
 
     def traces(self, maps: MemoryMap, keys: Points) -> Blocks:
-        """The block each key points at (Eq. 5)."""
+        """The block that each key points at (Eq. 5)."""
         return self.placement.read(maps, keys)
 
     # Write, append
 
     @torch.no_grad()
     def write(self, images: Images, *, generator: Noise = None) -> Memory:
-        """A new memory that holds these images (`model.pixels`), handles 0 to T - 1."""
+        """Write images (`model.pixels`) into a new memory, under handles 0 to T - 1."""
         episode = self.as_pixels(images)
         features = self.encoder(episode)
         batch, length = features.shape[:2]
@@ -104,31 +104,32 @@ class Kpp(Retrieval, KppNetworks):  # pyright: ignore[reportIncompatibleMethodOv
 
     @torch.no_grad()
     def append(self, memory: Memory, images: Images, *, generator: Noise = None) -> Memory:
-        """Write more images into free cells of a memory, or of each of a batch: only they are
-        encoded, only their cells change. The cost does not depend on how many are held. A memory
-        that the same weights wrote with fewer cells is carried over first; handles stay."""
+        """Write more images into free cells of a memory, or of each memory of a batch. Only the new
+        images are encoded, and only their cells change, so the cost does not depend on how many are
+        stored. A memory with fewer cells, written by the same weights, is first copied to one with
+        this model's capacity; its handles do not change."""
         if require_memory_object(memory).owners is not None and memory.capacity < self.capacity:
-            memory = self._carried_over(memory, generator)
+            memory = self._enlarge(memory, generator)
         self.as_maps(memory, images)
         episode, batch = self.as_pixels(images), memory.as_batch()
         most = int((batch.require_slots() >= 0).sum(dim=1).max())
         self.placement.require_room(most + episode.shape[1])
         features = self.encoder(episode)
-        for t in range(episode.shape[1]):  # one after another: each sees what the last one took
+        for t in range(episode.shape[1]):  # one by one: each must see which cells are taken
             one = features[:, t : t + 1]
             proposal, held = self.placement.propose(one), batch.require_slots() >= 0
             cells = self.placement.find_free(proposal, held, 1, generator)
             batch = self.malloc(batch, episode[:, t : t + 1], one, cells, generator)
         return batch if memory.is_batch else replace(batch[0], kept=memory.kept)
 
-    def _carried_over(self, memory: Memory, generator: Noise) -> Memory:
-        """Blocks of a memory of fewer cells, each in a cell of this model's, near to where it lay
-        if places matter."""
+    def _enlarge(self, memory: Memory, generator: Noise) -> Memory:
+        """Copy a memory with fewer cells to one with this model's capacity. With `transport`, each
+        block goes to a free cell near its old place."""
         if memory.is_batch:
-            every = [self._carried_over(memory[i], generator) for i in range(len(memory.map))]
+            every = [self._enlarge(memory[i], generator) for i in range(len(memory.map))]
             return Memory.stack(every)
         fewer = replace(self.config.memory, size=memory.map.shape[-1], capacity=memory.capacity)
-        self.resized(replace(self.config, memory=fewer)).as_maps(memory)  # refuses other weights'
+        self.resized(replace(self.config, memory=fewer)).as_maps(memory)  # refuses other weights
         batch, bits, held, places = (
             self._empty(1),
             memory.as_batch().detail,
@@ -141,8 +142,8 @@ class Kpp(Retrieval, KppNetworks):  # pyright: ignore[reportIncompatibleMethodOv
             free = self.placement.find_free(near, batch.require_slots() >= 0, 1, generator)
             block = memory.grid.read(memory.map[None], cell)
             batch = batch.malloc(block, free, None if bits is None else bits.at(cell))
-        given, owners = torch.tensor([*memory.handles, -1]), batch.require_slots()  # -1: free
-        return replace(batch, owners=given.to(owners)[owners], issued=memory.issued)[0]
+        handles, owners = torch.tensor([*memory.handles, -1]), batch.require_slots()  # -1: free
+        return replace(batch, owners=handles.to(owners)[owners], issued=memory.issued)[0]
 
     def malloc(
         self,
@@ -152,11 +153,11 @@ class Kpp(Retrieval, KppNetworks):  # pyright: ignore[reportIncompatibleMethodOv
         cells: Cells,
         generator: Noise,
     ) -> Memory:
-        """A block for each image, in cells that are free."""
+        """Write a block for each image into free cells."""
         return memory.malloc(self.blocks(episode, features, generator), cells)
 
     def empty(self, batch: int | None = None) -> Memory:
-        """A memory that holds nothing."""
+        """Make an empty memory, or a batch of them."""
         memory = self._empty(batch or 1)
         return memory[0] if batch is None else memory
 
@@ -165,7 +166,7 @@ class Kpp(Retrieval, KppNetworks):  # pyright: ignore[reportIncompatibleMethodOv
         return self.signed(Memory.empty(config.shape, config.capacity, batch, self.device))
 
     def blocks(self, episode: Episode, features: FeatureMaps, generator: Noise = None) -> Blocks:
-        """Each sample's block; with noise while training."""
+        """Compute each sample's block, with noise while training."""
         blocks = self.writer(features, episode).float()
         if self.training and self.config.memory.noise:
             noise = normal(tuple(blocks.shape), generator, blocks.device)
@@ -183,21 +184,21 @@ class Kpp(Retrieval, KppNetworks):  # pyright: ignore[reportIncompatibleMethodOv
         generator: Noise = None,
         proposal: DiagonalNormal | None = None,
     ) -> tuple[MemoryMap, KeyPosterior]:
-        """M and q(y|.) of whole episodes. While training, a share of each is left unwritten: it
-        has a cell, and finds nothing there."""
+        """M and q(y|.) of whole episodes. While training, the last images of each episode (a share
+        `memory.unwritten`) are not written: they read zeros in a cell."""
         batch, length = features.shape[:2]
         proposal = proposal or self.placement.propose(features)
         cells = self.placement.place(proposal, batch, length, generator, features.device)
         share = self.config.memory.unwritten if self.training else 0.0
-        left = round(share * length) or int(0 < share and length > 1)
-        written = torch.arange(length, device=features.device).expand(batch, -1) < length - left
+        skipped = round(share * length) or int(0 < share and length > 1)
+        written = torch.arange(length, device=features.device).expand(batch, -1) < length - skipped
         blocks = self.blocks(episode, features, generator) * written[..., None, None, None]
         maps = self.quantised(self.placement.grid.paste(blocks, cells))
         free = self.config.memory.capacity - written.sum(dim=1).float()
         return maps, self.placement.posterior(cells, written, free)
 
     def write_maps(self, *_: object, **__: object) -> MemoryMap:
-        raise NotImplementedError("see write_episode: cells and keys are dealt together")
+        raise NotImplementedError("see write_episode: cells and keys are assigned together")
 
     def elbo(
         self,
@@ -208,14 +209,14 @@ class Kpp(Retrieval, KppNetworks):  # pyright: ignore[reportIncompatibleMethodOv
         sample: bool = True,
         generator: Noise = None,
     ) -> ElboTerms:
-        """The three terms of L_T (Eq. 4): of an episode in its own memory, or in another.
+        """The three terms of L_T (Eq. 4), for an episode in its own memory or in a given one.
 
-        In a memory given, image t is looked for where `handles[t]` lies; without handles by
-        content, in the block that explains it best or, if that is better, in a free cell.
+        In a given memory, image t reads the block of `handles[t]`. Without handles it reads the
+        block that explains it best or, if that is better, a free cell.
         """
         if memory is None:
             if handles is not None:
-                raise UserError("handles are those of a memory: give it too")
+                raise UserError("handles need the memory that they belong to: pass it too")
             return super().elbo(images, sample=sample, generator=generator)
         episode = self.as_pixels(images)
         features, maps = self.encoder(episode), self.as_maps(memory, images)
@@ -227,8 +228,8 @@ class Kpp(Retrieval, KppNetworks):  # pyright: ignore[reportIncompatibleMethodOv
         return terms if images.ndim == 5 else terms[0]
 
     def left_out(self, images: Images, *, generator: Noise = None) -> ElboTerms:
-        """Each image scored in the memory of the rest of its episode, its key at a free cell: the
-        cost of an image that was not written (a control)."""
+        """Score each image in the memory of the rest of its episode, with its key in a free cell:
+        the cost of an image that was not written (a control)."""
         episode = self.as_pixels(images)
         length = episode.shape[1]
         rest = all_but_one(length, episode.device)
@@ -239,15 +240,15 @@ class Kpp(Retrieval, KppNetworks):  # pyright: ignore[reportIncompatibleMethodOv
         proposal = self.placement.propose(others)
         cells = self.placement.place(proposal, len(others), length - 1, generator, features.device)
         memory = self._empty(len(others)).malloc(blocks, cells)
-        single, alone = (value.flatten(0, 1)[:, None] for value in (episode, features))
-        keys = self.keys_in_free_cells(memory, alone, generator)
+        single, own = (value.flatten(0, 1)[:, None] for value in (episode, features))
+        keys = self.keys_in_free_cells(memory, own, generator)
         maps = self.quantised(memory.map)
-        terms = self.terms(single, alone, maps, keys, generator=generator)
+        terms = self.terms(single, own, maps, keys, generator=generator)
         return terms.view(tuple(images.shape[:-3]))
 
     def forward(self, episode: Episode, generator: Noise = None) -> dict[str, Tensor]:
-        """The training objective; and what places like beside like, a loss of the key network
-        alone."""
+        """The training objective, plus the locality loss, which places similar images near each
+        other. Its gradient reaches the key network only."""
         episode = self.as_episodes(episode)
         features, locality = self.encoder(episode), self.config.memory.locality
         proposal = self.placement.propose(features.detach() if locality else features)
@@ -260,10 +261,10 @@ class Kpp(Retrieval, KppNetworks):  # pyright: ignore[reportIncompatibleMethodOv
     # Keys
 
     def key_posterior(self, features: FeatureMaps, maps: MemoryMap) -> KeyPosterior:
-        raise NotImplementedError("a map does not say what is held: see keys_at")
+        raise NotImplementedError("a map does not show which cells are free: see keys_at")
 
     def keys_at(self, memory: Memory, cells: Cells) -> KeyPosterior:
-        """q(y|.) of samples that look into `cells`; a free one is an unwritten sample's."""
+        """q(y|.) of samples that read `cells`; a sample at a free cell counts as unwritten."""
         owners = memory.as_batch().require_slots()
         free = (owners < 0).sum(dim=1).float()
         return self.placement.posterior(cells, owners.gather(1, cells) >= 0, free)
@@ -271,8 +272,8 @@ class Kpp(Retrieval, KppNetworks):  # pyright: ignore[reportIncompatibleMethodOv
     def keys_in_free_cells(
         self, memory: Memory, features: FeatureMaps, generator: Noise = None
     ) -> KeyPosterior:
-        """q(y|.) of samples that are not in this memory: a free cell. Where there is none it has
-        no mass, and costs infinitely much."""
+        """q(y|.) of samples that are not in this memory: they read a free cell. If there is none, q
+        has no mass and its KL is infinite."""
         held = memory.as_batch().require_slots() >= 0
         proposal = self.placement.propose(features)
         cells = self.placement.find_free(proposal, held, features.shape[1], generator)
@@ -288,7 +289,7 @@ class Kpp(Retrieval, KppNetworks):  # pyright: ignore[reportIncompatibleMethodOv
         *,
         handles: Handles | None = None,
     ) -> SpatialPrior:
-        """p(z | M, y) at keys, or where handles lie; (B, T, L), B = 1 for one episode."""
+        """p(z | M, y) at keys, or at the blocks of handles; (B, T, L), B = 1 for one episode."""
         if (keys is None) == (handles is None):
             raise UserError("say where to read: keys, or handles")
         if keys is not None:
@@ -299,7 +300,7 @@ class Kpp(Retrieval, KppNetworks):  # pyright: ignore[reportIncompatibleMethodOv
 
     @torch.no_grad()
     def reconstruct(self, images: Images) -> Float[Tensor, "*B T C H W"]:
-        """Write, read at one's own place, decode what the memory alone predicts there."""
+        """Write images, read each at its own place, and decode the mean of p(z | M, y)."""
         episode, noise = self.as_episodes(images), torch.Generator(self.device).manual_seed(0)
         maps, keys = self.write_episode(episode, self.encoder(episode), generator=noise)
         pixels = self.likelihood.mean(self.decoder(self.read_maps(maps, keys.mean).mean))
@@ -318,8 +319,8 @@ class Kpp(Retrieval, KppNetworks):  # pyright: ignore[reportIncompatibleMethodOv
         return super().as_maps(memory, images)
 
     def with_capacity(self, capacity: int) -> "Kpp":
-        """The same weights with memories for at least so many images: as many cells as fill a
-        square of such blocks."""
+        """A model with the same weights and memories for at least `capacity` images: blocks keep
+        their shape, and the map is the smallest square of whole blocks that suffices."""
         wanted, (height, width) = as_count("capacity", capacity), self.placement.grid.block
         for rows in range(1, wanted + height * width + 1):
             size, columns = rows * height, rows * height // width
@@ -332,10 +333,10 @@ class Kpp(Retrieval, KppNetworks):  # pyright: ignore[reportIncompatibleMethodOv
         raise UserError(f"no grid of blocks {height} x {width} has {wanted} cells or a few more")
 
     def resized(self, config: ModelConfig) -> "Kpp":
-        """The same weights with a memory of another size: blocks stay as they are, so any grid of
-        such cells will do."""
+        """A model with the same weights and a memory of another size: any grid whose cells have the
+        same shape."""
         assert isinstance(config, KppConfig)
-        with torch.random.fork_rng(devices=[]):  # its first weights are not kept
+        with torch.random.fork_rng(devices=[]):  # its initial weights are replaced at once
             other = type(self)(config)
         if other.writer.shape != self.writer.shape:
             raise UserError(
@@ -347,7 +348,7 @@ class Kpp(Retrieval, KppNetworks):  # pyright: ignore[reportIncompatibleMethodOv
         return other.to(self.device).eval()
 
     def fit_to_data(self, images: Images) -> None:
-        """Outlines, and the linear guesses that pixels start from."""
+        """Initialise outlines, and the linear predictions of pixels, from training images."""
         if self.writer.outline is not None and self.decoder.outline is not None:
             pixels = self.as_episodes(images).flatten(0, 1).to(self.device)
             fit_outlines(self.writer.outline, self.decoder, pixels, self.config.memory.noise)

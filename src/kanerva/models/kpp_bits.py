@@ -1,18 +1,18 @@
-"""`kpp-bits`: `kpp` whose blocks are bits, with a price for each.
+"""`kpp-bits`: `kpp` with blocks that are bits, at a known cost.
 
-    memory = model.write(images)                # everything: images come back exactly
-    memory = memory.shrink(bits=56)             # forgetting by degrees: detail first, then gist
-    memory.bits                                 # of each block held, in order of handle
+    memory = model.write(images)                # lossless: images are read back exactly
+    memory = memory.shrink(bits=56)             # forget by degrees: detail first, then the gist
+    memory.bits                                 # bits of each stored block, in order of handle
 
-A block has a gist, whole numbers that say what an image looks like, and detail, the image's first
-pixels in an entropy code that sees the gist and the pixels before. Both are in `memory/`: what a
-gist costs (`gist`), what pixels cost (`pixel_code`). What is said of
-an image that is not held is in `reads_kin.py`.
+A block has a gist, integers that describe an image, and detail, the image's first pixels in an
+entropy code that is conditioned on the gist and the pixels before. `memory/gist.py` has the cost of
+a gist, `memory/pixel_code.py` that of pixels, and `reads_kin.py` the density of an image that is
+not stored. With e = `MISMATCH`:
 
     p(x | M, y) = (1 - e) 1[stored pixels match] p(rest | stored, gist) + e p(x | gist)
 
-z serves the sketch: pictures, finding, and a loss that keeps the gist telling. A code that sees its
-neighbours would leave it unused.
+z is used for the sketch, the picture decoded from the gist alone: for display, for `find`, and for
+a loss that keeps the gist informative. An autoregressive code alone would ignore the gist.
 """
 
 import copy
@@ -41,17 +41,17 @@ from kanerva.seeding import Noise, uniform
 from kanerva.shapes import Blocks, Cells, Episode, FeatureMaps
 
 PixelCounts = Int[Tensor, "B T n"]
-_SPREAD = 2.0  # training draws beta from half to twice its middle
-_SKETCH = 0.5  # weight of the loss that is the gist's own
-_FEW = 0.75  # share of training episodes of which few images are written
-_WHOLE = 0.75  # share of written images that others read as a whole, not their gist
-_SHORT = 0.25  # share of written blocks that training cuts after some group
-_BLURRED = 0.25  # share of gists that training blurs instead of rounding them
-_FIRST_BETA, _BETA_STEP = 0.1, 0.003  # what costs much from the start is never used
+_SPREAD = 2.0  # training samples beta from 1/2 to 2 times its current value
+_SKETCH = 0.5  # weight of the sketch loss
+_FEW = 0.75  # share of training episodes in which few images are written
+_WHOLE = 0.75  # share of written images that unwritten ones read as images, not as gists
+_SHORT = 0.25  # share of written blocks that training truncates after a random group
+_BLURRED = 0.25  # share of gists to which training adds noise instead of rounding them
+_FIRST_BETA, _BETA_STEP = 0.1, 0.003  # beta starts low: an expensive gist would never be used
 
 
 class KppBits(ReadsKin):
-    """Gist and detail."""
+    """`kpp` with blocks of gist and detail."""
 
     has_code = is_exact = True
     log_beta: Tensor
@@ -74,9 +74,9 @@ class KppBits(ReadsKin):
     # Training
 
     def forward(self, episode: Episode, generator: Noise = None) -> dict[str, Tensor]:
-        """The sketch's bound; beside it the price of gists and the code of pixels.
+        """The bound of the sketch; as `auxiliary`, the cost of gists and of pixels.
 
-        Some images of each episode are not written: they read what the others have in common.
+        Some images of each episode are not written: they are predicted from the others (`kin`).
         """
         episode = self.as_episodes(episode)
         batch, length = episode.shape[:2]
@@ -85,20 +85,20 @@ class KppBits(ReadsKin):
         rate = 2 * chance[..., 0] - 1
         numbers = self.writer.numbers(features, rate)
         noise = uniform(tuple(numbers.shape), generator, self.device) - 0.5
-        # most are rounded, as they will be; some are blurred: what is rounded to zero tells a
-        # network nothing, and would stay zero
+        # Most gists are rounded, as when writing. Some get noise instead: a number that is always
+        # rounded to zero carries no information, so it would get no gradient and stay zero.
         blurred = (numbers + noise).clamp(-LARGEST, LARGEST)
         gists = torch.where(chance[..., 3:] < _BLURRED, blurred, quantise_gist(numbers))
         written = self._choose_written(batch, length, generator)
-        first = slice(self._most_written(length))  # all that any episode writes
+        first = slice(self._most_written(length))  # images after these are never written
         some = 1 + (chance[..., 1] * (groups - 1)).floor()
         kept = torch.where(chance[..., 2] < _SHORT, some, groups) * written
         blocks = self.writer.blocks(gists, kept)
         whole = (kept == groups) & (chance[..., 1] < _WHOLE)
-        # what is not written and reads nothing is scored as by an empty memory
+        # unwritten images that do not read kin are scored as in an empty memory
         reads = ~written & (chance[..., 2] >= _SHORT)
-        seen = [part[:, first] for part in (blocks, features, whole, written)]
-        kin = self._ask_kin(*seen)[:, None] * reads[..., None, None, None]
+        readable = [part[:, first] for part in (blocks, features, whole, written)]
+        kin = self._ask_kin(*readable)[:, None] * reads[..., None, None, None]
         for_code, for_z = self._split_kin(kin)
         reading = self.readout(blocks, features, beside=for_z, generator=generator)
         likelihood = self.log_likelihood(reading.readout, episode)
@@ -106,13 +106,13 @@ class KppBits(ReadsKin):
         beta = self._adapt_beta(price.sum(dim=-1)) * _SPREAD**rate
         held = torch.arange(groups, device=self.device) < kept[..., None]
         price = (price.unflatten(0, (batch, length)) * held).sum(dim=-1)
-        if len(self.readout.shapes) == 1:  # else a part depends on what was drawn before it
+        if len(self.readout.shapes) == 1:  # else parts depend on samples of the parts before
             means = reading.prior_mean[:, first]
         else:
-            alone = {"beside": for_z[:, first], "sample": False}
-            means = self.readout(blocks[:, first], **alone).readout
-        drawn = self.likelihood.log_prob(self.decoder(means), episode[:, first])
-        sketch = -(drawn * written[:, first]).sum() / written.numel()
+            at_mean = {"beside": for_z[:, first], "sample": False}
+            means = self.readout(blocks[:, first], **at_mean).readout
+        log_p = self.likelihood.log_prob(self.decoder(means), episode[:, first])
+        sketch = -(log_p * written[:, first]).sum() / written.numel()
         pixels = self.pixel_code.nats(
             blocks.flatten(2).flatten(0, 1), episode.flatten(0, 2), for_code.flatten(0, 1)
         ).unflatten(0, (batch, length))
@@ -123,8 +123,9 @@ class KppBits(ReadsKin):
 
     @torch.no_grad()
     def _adapt_beta(self, price: Float[Tensor, " N"]) -> Tensor:
-        """What a nat of gist costs, in nats of pixels: more while gists take more bits than they
-        should. A fixed price ends at gists of no bits or of too many."""
+        """Return beta, the weight of the gists' cost in the loss, and then raise it if gists take
+        more than `gist_bits` bits, else lower it. A fixed beta ends with gists of no bits or of too
+        many."""
         beta = self.log_beta.exp()
         excess = price.mean() / (math.log(2) * self.config.code.gist_bits) - 1
         self.log_beta += _BETA_STEP * excess.clamp(-1, 1)
@@ -135,8 +136,8 @@ class KppBits(ReadsKin):
         return length - max(1, round(self.config.memory.unwritten * length))
 
     def _choose_written(self, batch: int, length: int, generator: Noise) -> Bool[Tensor, "B T"]:
-        """The first images of each episode: in some episodes as many as may be, in the others
-        mostly few, which tell the least of what is not written."""
+        """Which images are written: the first ones of each episode. In a share `_FEW` of episodes
+        they are few, so that the others are hard to predict; else they are as many as possible."""
         chance, most = uniform((batch, 2), generator, self.device), self._most_written(length)
         few = ((most + 1) ** chance[:, 1]).floor().clamp(max=most)
         count = torch.where(chance[:, 0] < _FEW, few, most)
@@ -145,13 +146,13 @@ class KppBits(ReadsKin):
     # Write
 
     def blocks(self, episode: Episode, features: FeatureMaps, generator: Noise = None) -> Blocks:
-        """Whole gists, at the price that bits are stored for."""
+        """Compute blocks with whole, refined gists, at the middle `rate`."""
         gists = self._gists(features).flatten(0, 1)
         refined = refine_gists(self.prior, self.pixel_code, gists, episode.flatten(0, 2))
         return self._whole_blocks(refined.unflatten(0, episode.shape[:2]))
 
     def quick_blocks(self, features: FeatureMaps) -> Blocks:
-        """The same without refining: some bits more, and many times faster."""
+        """The same without refining: many times faster, at the cost of a few bits."""
         return self._whole_blocks(self._gists(features))
 
     def _gists(self, features: FeatureMaps) -> Float[Tensor, "B T numbers"]:
@@ -164,12 +165,12 @@ class KppBits(ReadsKin):
 
     @torch.no_grad()
     def code(self, episode: Episode, blocks: Blocks) -> Detail:
-        """Everything that blocks of these images could hold, with its costs."""
+        """The detail of these images' blocks, up to the model's cap, with its costs."""
         return self.code_and_counts(episode, blocks)[0]
 
     @torch.no_grad()
     def code_and_counts(self, episode: Episode, blocks: Blocks) -> tuple[Detail, PixelCounts]:
-        """The same, and the counts that pixels are coded with."""
+        """The same as `code`, and the counts that pixels are coded with."""
         lead, groups = episode.shape[:2], self.config.code.groups
         traces, pixels = blocks.flatten(2).flatten(0, 1), episode.flatten(0, 2)
         gist_costs = self.prior.costs(traces[:, : self.prior.numbers])
@@ -207,7 +208,7 @@ class KppBits(ReadsKin):
 
     @property
     def codec(self) -> BlockCodec:
-        """What reads and writes files of this model's memories."""
+        """The codec of files with this model's memories."""
         return BlockCodec(self.prior, self.pixel_code, self.fingerprint)
 
     # The bound
@@ -221,13 +222,13 @@ class KppBits(ReadsKin):
         sample: bool = True,
         generator: Noise = None,
     ) -> ElboTerms:
-        """-ln p(x | M, y) and the key's cost; p is exact, so there is no KL z.
+        """-ln p(x | M, y) and the key's cost. p is exact, so there is no KL z.
 
-        In a memory given, image t is looked for where `handles[t]` lies; without handles by
-        content, in the block whose sketch explains it best or, if that is better, as new.
+        In a given memory, image t reads the block of `handles[t]`. Without handles it reads the
+        block whose sketch explains it best or, if that is better, is scored as new.
         """
         if memory is None and handles is not None:
-            raise UserError("handles are those of a memory: give it too")
+            raise UserError("handles need the memory that they belong to: pass it too")
         episode = self.as_pixels(images)
         if memory is None:
             memory = self.write(images, generator=generator)
@@ -245,10 +246,11 @@ class KppBits(ReadsKin):
 
     @torch.no_grad()
     def validation_terms(self, images: Images, *, generator: Noise = None) -> ElboTerms:
-        """The whole code length of an image: its gist's bits, here in the place of KL z, its pixels
-        given the gist, its key. With everything stored the bound itself says nothing."""
+        """The total code length of an image, in nats: the bits of its gist (as `readout_kl`), its
+        pixels given the gist, and its key. The bound cannot select a checkpoint: everything is
+        stored, so it is about the same for all of them."""
         episode = self.as_pixels(images)
-        gists = self._gists(self.encoder(episode))  # not refined: that takes longer than the rest
+        gists = self._gists(self.encoder(episode))  # unrefined: refining would take longest
         costs = self.prior.costs(gists.flatten(0, 1)).sum(dim=-1)
         bits = costs.double().unflatten(0, episode.shape[:2]) / BIT
         score = self._log_pixels(self._whole_blocks(gists), episode).sum(dim=-1)
@@ -257,7 +259,7 @@ class KppBits(ReadsKin):
         return ElboTerms(score, math.log(2) * bits, key)
 
     def _terms_at(self, memory: Memory, cells: Cells, episode: Episode) -> ElboTerms:
-        """Of images that are looked for in these cells."""
+        """The terms of images that read these cells."""
         assert memory.detail is not None
         blocks = self.placement.grid.read(memory.map, cells)
         nats = self._log_pixels(blocks, episode)
@@ -274,7 +276,7 @@ class KppBits(ReadsKin):
 
     @torch.no_grad()
     def left_out(self, images: Images, *, generator: Noise = None) -> ElboTerms:
-        """Each image scored in the memory of the rest of its episode (a control)."""
+        """Score each image in the memory of the rest of its episode (a control)."""
         episode = self.as_pixels(images)
         rest = all_but_one(episode.shape[1], self.device)[:, -MOST:]
         self.placement.require_room(episode.shape[1])
@@ -294,17 +296,17 @@ class KppBits(ReadsKin):
         return self.elbo(images, memory, handles=at.expand(images.shape[:-3]))
 
     def importance_sampler(self, episode: Episode, generator: Noise) -> LogWeights:
-        """There is nothing to draw: p is exact."""
+        """p is exact: every call returns the same weights."""
         terms = self.elbo(episode, generator=generator)
         return lambda: terms.elbo
 
     def storing_as(self, dtype: str) -> "KppBits":  # pyright: ignore[reportIncompatibleMethodOverride]
         if dtype != "float32":
-            raise UserError(f"kpp-bits holds bits, which cannot be rounded to {dtype}")
+            raise UserError(f"kpp-bits stores bits, which cannot be rounded to {dtype}")
         return self
 
     def within(self, bits: int | None) -> "KppBits":
-        """This model, sharing its weights, with memories shrunk to so many bits when written."""
+        """A copy of this model that shares its weights and writes at most `bits` bits per image."""
         other = copy.copy(self)
         other.cap = ALL if bits is None else bits
         return other

@@ -1,9 +1,9 @@
-"""`kpp-bits-empty`: the networks of `kpp-bits`, nothing ever written: its baseline.
+"""`kpp-bits-empty`: the baseline of `kpp-bits`, the same networks without a memory.
 
-    terms = model.elbo(images)                  # -ln p(x) itself, each image by itself
+    terms = model.elbo(images)                  # -ln p(x) itself, image by image
 
-p(x) is the code of pixels that is given no gist. Its other networks are those of `kpp-empty`, whose
-bound, for pixels independent given z, `independent_terms` gives.
+p(x) is the pixel code without a gist. The other networks are those of `kpp-empty`; their bound,
+with pixels independent given z, is `independent_terms`.
 """
 
 import math
@@ -33,7 +33,7 @@ class KppBitsEmpty(KppEmpty):
         self.pixel_code = PixelCode.of(config.code, math.prod(self.block), config.image)
 
     def forward(self, episode: Episode, generator: Noise = None) -> dict[str, Tensor]:
-        """The bound of independent pixels; beside it the code of pixels."""
+        """The bound with independent pixels; as `auxiliary`, the pixel code's -ln p(x)."""
         episode = self.as_episodes(episode)
         features = self.encoder(episode)
         maps, keys = self.write_episode(episode, features, generator=generator)
@@ -49,7 +49,7 @@ class KppBitsEmpty(KppEmpty):
         sample: bool = True,
         generator: Noise = None,
     ) -> ElboTerms:
-        """-ln p(x), exact: there is nothing to draw."""
+        """-ln p(x), exact: nothing is sampled."""
         if memory is not None:
             self.require_memory(memory)
         episode = self.as_pixels(images)
@@ -59,12 +59,12 @@ class KppBitsEmpty(KppEmpty):
         return ElboTerms(score, torch.zeros_like(score), torch.zeros_like(score))
 
     def independent_terms(self, images: Images, *, generator: Noise = None) -> ElboTerms:
-        """The bound of `kpp-empty`: pixels independent given z."""
+        """The bound of `kpp-empty`, with pixels independent given z."""
         return super().elbo(images, generator=generator)
 
     def left_out(self, images: Images, *, generator: Noise = None) -> ElboTerms:
-        """The rest of an episode tells nothing."""
-        all_but_one(self.as_pixels(images).shape[1], self.device)  # or says that there is none
+        """The same as `elbo`: without a memory, the rest of an episode does not matter."""
+        all_but_one(self.as_pixels(images).shape[1], self.device)  # refuses episodes of one image
         return self.elbo(images)
 
     def importance_sampler(self, episode: Episode, generator: Noise) -> LogWeights:
@@ -81,7 +81,8 @@ class KppBitsEmpty(KppEmpty):
         sample_pixels: bool = False,
         generator: Noise = None,
     ) -> Float[Tensor, "*B T C H W"]:
-        """Expected pixels of z from p(z); or, with `sample_pixels`, pixels one after another."""
+        """Sample z from p(z) and decode its expected pixels; or, with `sample_pixels`, sample
+        pixels one by one from the pixel code."""
         if not sample_pixels:
             return super().generate(memory, num_samples, near=near, generator=generator)
         self.require_memory(memory)
@@ -89,4 +90,5 @@ class KppBitsEmpty(KppEmpty):
         return self.pixel_code.sample(self._nothing(num_samples), generator)[:, None]
 
     def _nothing(self, count: int) -> Float[Tensor, "N D"]:
+        """The traces of free cells."""
         return torch.zeros(count, math.prod(self.block), device=self.device)

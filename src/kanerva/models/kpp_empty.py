@@ -1,10 +1,11 @@
-"""`kpp-empty`: the networks of `kpp`, nothing ever written. The baseline of every memory claim.
+"""`kpp-empty`: the networks of `kpp` without a memory. The baseline of every claim about memory.
 
     samples = model.generate(None, 64)
-    terms = model.elbo(images)                  # a bound on -ln p(x), each image by itself
+    terms = model.elbo(images)                  # a bound on -ln p(x), image by image
 
-p(z) is what `kpp` makes of an empty cell, so the two differ in nothing but what is written; but
-for outlines, with which `kpp` starts on small 8-bit images: without blocks there are none.
+p(z) is the p(z | M, y) of `kpp` at a free cell, so the two models differ only in what is written.
+There is one exception: on small 8-bit images `kpp` initialises blocks as outlines, and without
+blocks there are none.
 """
 
 import torch
@@ -30,5 +31,5 @@ class KppEmpty(MemorylessModel, KppNetworks):
         self.add_readout_and_decoder(self.block, outline=False)
 
     def traces(self, maps: Tensor, keys: Tensor) -> Blocks:  # the map has no channels
-        """An empty cell."""
+        """A free cell for each key."""
         return torch.zeros(*keys.shape[:2], *self.block, device=keys.device)

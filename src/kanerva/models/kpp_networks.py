@@ -30,7 +30,8 @@ class KppNetworks(LatentModel):
         self.encoder = SampleEncoder(config.encoder, channels)
 
     def add_readout_and_decoder(self, trace: tuple[int, int, int], outline: bool) -> None:
-        """For traces of this shape; with an outline they are a part of z, and of the picture."""
+        """Make both for traces of this shape. With `outline`, the trace is a part of z, and the
+        decoder predicts pixels relative to the picture that it encodes."""
         config, features = self.config, self.encoder.features
         self.readout = SpatialReadout(config.readout, trace, features, self.side, outline)
         self.decoder = SpatialDecoder(
@@ -47,13 +48,13 @@ class KppNetworks(LatentModel):
 
     @abstractmethod
     def traces(self, maps: MemoryMap, keys: AnyKeys) -> Blocks:
-        """The block each key points at (Eq. 5)."""
+        """The block that each key points at (Eq. 5)."""
 
     def read_maps(self, maps: MemoryMap, keys: AnyKeys) -> SpatialPrior:
         return SpatialPrior(self.readout, self.traces(maps, keys))
 
     def readout_posterior_at(self, features: FeatureMaps, prior: SpatialPrior) -> DiagonalNormal:
-        raise NotImplementedError("part by part: see infer")
+        raise NotImplementedError("z is inferred part by part: see infer")
 
     def infer(
         self,
@@ -68,12 +69,12 @@ class KppNetworks(LatentModel):
         return self.readout(traces, features, sample=sample, generator=generator)
 
     def log_likelihood(self, readout: Readout, episode: Episode) -> PerImage:
-        """ln p(x | z); a product over pixels, each given those before it, where a decoder has a
-        pixel context."""
+        """ln p(x | z). If the decoder has a pixel context, each pixel is also conditioned on those
+        before it."""
         return self.likelihood.log_prob(self.decoder(readout, episode), episode)
 
     def sample_pixels(self, readout: Readout, generator: Noise = None) -> Episode:
-        """Pixels of p(x | z): one after another, where they see their neighbours."""
+        """Sample pixels from p(x | z), one by one if the decoder has a pixel context."""
         return self.decoder.sample(readout, generator)
 
     def forward(self, episode: Episode, generator: Noise = None) -> dict[str, Tensor]:
@@ -92,10 +93,11 @@ class KppNetworks(LatentModel):
         generator: Noise,
         *auxiliary: Float[Tensor, ""],
     ) -> dict[str, Tensor]:
-        """The bound's terms. Beside them, where pixels see their neighbours, what a sketch without
-        them costs that is made of the memory alone: neighbours tell so much so soon that the memory
-        would be left unused. Its z is drawn from p(z | M, y), as q's are: at means the decoder
-        would learn to tell the two apart by their noise, and sketch in one case only."""
+        """The terms of the bound, and losses as `auxiliary`. If pixels see their neighbours, one of
+        them is -ln p(x | z) of a sketch: without neighbours, and with z from the memory alone.
+        Neighbours predict a pixel so well so early in training that the memory would stay unused.
+        This z is sampled from p(z | M, y), as that of the bound is from q: at the mean, the decoder
+        would recognise the sketch by its missing noise, and use the memory in that case only."""
         terms = self.terms(episode, features, maps, keys, generator=generator)
         losses = []
         if self.config.decoder.neighbours:

@@ -1,13 +1,13 @@
 """`kpp-paper`: Kanerva++ as printed (§3). Read this beside the paper.
 
     memory = model.write(images)                # embed, pool, M = f_mem(E): one pass (Fig. 3)
-    samples = model.generate(memory, 64)        # keys from N(0, 1), a read, a picture (Fig. 4)
+    samples = model.generate(memory, 64)        # sample keys from N(0, 1), read, decode (Fig. 4)
     steps = model.recall(memory, noisy)         # iterative reading (Fig. 5)
     terms = model.elbo(images)                  # L_T, term by term (Eq. 4)
 
-An episode X is embedded with its neighbours in view, E = f_enc(X), and pooled into one memory M.
-Each sample has K keys; a key cuts one block out of M by a spatial transformer, and the K blocks
-give the prior of its readout, p(Z | M-hat, Y). The decoder sees Z alone.
+The samples X of an episode are embedded, each with its neighbours in view, E = f_enc(X), and pooled
+into one memory M. Each sample has K keys. A key cuts one block out of M by a spatial transformer,
+and the K blocks determine the prior of the readout, p(Z | M-hat, Y). The decoder sees only Z.
 """
 
 from kanerva.config import KppPaperConfig
@@ -53,21 +53,21 @@ class KppPaper(LatentModel):
     def write_maps(
         self, episode: Episode, features: Embedding, *, sample: bool = True, generator: Noise = None
     ) -> MemoryMap:
-        """M = f_mem(f_enc(X)): nothing is drawn (Fig. 3)."""
+        """M = f_mem(f_enc(X)): deterministic (Fig. 3)."""
         return self.writer(features)
 
     def key_posterior(self, features: Embedding, maps: MemoryMap) -> DiagonalNormal:
-        """q(Y|X) (Eq. 6): the memory has no say in it."""
+        """q(Y|X) (Eq. 6): it does not depend on the memory."""
         return self.key_network(features)
 
     def traces(self, maps: MemoryMap, keys: Keys) -> Traces:
-        """K blocks for each key, cut out of the memory (Eq. 5)."""
+        """K blocks for each sample, one for each key, cut out of the memory (Eq. 5)."""
         return read_blocks(maps, window(keys), self.config.memory.block)
 
     def read_maps(self, maps: MemoryMap, keys: Keys) -> DiagonalNormal:
-        """p(Z | M-hat, Y), from the blocks that keys point at."""
+        """p(Z | M-hat, Y), computed from the blocks that keys point at."""
         return self.readout_prior(self.traces(maps, keys))
 
     def readout_posterior_at(self, features: Embedding, prior: DiagonalNormal) -> DiagonalNormal:
-        """q(Z|X), whatever the memory says."""
+        """q(Z|X): it does not depend on the memory."""
         return self.readout_posterior(features)

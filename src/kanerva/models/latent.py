@@ -1,12 +1,12 @@
-"""What all latent models share, once: the bound and everything that follows from its parts.
+"""What all latent variable models share: the bound, and everything that follows from its parts.
 
-A model with a memory M, keys y and a readout z says
+A model has a memory M, keys y and a readout z, with
 
     p(y) = N(0, 1),  p(z | M, y),  p(x | z)            the generative side, which sees X through M
     q(y | .),  q(z | x, M, y)                          the posteriors, which may see anything
 
-and supplies an encoder, a decoder and the four methods below. From them follow elbo, left_out,
-permuted, importance weights, generate, recall and reconstruct.
+It supplies an encoder, a decoder and the four abstract methods below. From them follow elbo,
+left_out, permuted, importance weights, generate, recall and reconstruct.
 """
 
 from abc import abstractmethod
@@ -39,12 +39,12 @@ from kanerva.readout import Reading
 from kanerva.seeding import Noise, normal
 from kanerva.shapes import Episode, MemoryMap, PerImage, Readout
 
-Features = Float[Tensor, "B T *features"]  # what the encoder makes of each image
+Features = Float[Tensor, "B T *features"]  # the encoder's output for each image
 AnyKeys = Float[Tensor, "B T *key"]
 
 
 class LatentModel(MemoryModel):
-    """x, M, y and z: see above."""
+    """A model with latent variables M, y and z: see the top of this file."""
 
     encoder: nn.Module
     encodes_alone = True  # False: an image's features depend on the rest of its episode
@@ -55,7 +55,7 @@ class LatentModel(MemoryModel):
     def write_maps(
         self, episode: Episode, features: Features, *, sample: bool = True, generator: Noise = None
     ) -> MemoryMap:
-        """M of whole episodes; its mean for `sample=False`, where M is drawn."""
+        """Write whole episodes to M. If M is random, `sample=False` takes its mean."""
 
     @abstractmethod
     def key_posterior(self, features: Any, maps: MemoryMap) -> KeyPosterior:
@@ -67,7 +67,7 @@ class LatentModel(MemoryModel):
 
     @abstractmethod
     def readout_posterior_at(self, features: Any, prior: Any) -> Any:
-        """q(z | x, M, y), given p(z | M, y) there."""
+        """q(z | x, M, y), given p(z | M, y)."""
 
     def infer(
         self,
@@ -78,7 +78,7 @@ class LatentModel(MemoryModel):
         sample: bool = True,
         generator: Noise = None,
     ) -> Reading:
-        """z of each image from its posterior, drawn or at its mean, beside p(z | M, y)."""
+        """Sample z of each image from its posterior, or take its mean; with p(z | M, y)."""
         prior = self.read_maps(maps, keys)
         posterior = self.readout_posterior_at(features, prior)
         readout = posterior.sample(generator) if sample else posterior.mean
@@ -91,7 +91,7 @@ class LatentModel(MemoryModel):
     def write_episode(
         self, episode: Episode, features: Any, *, sample: bool = True, generator: Noise = None
     ) -> tuple[MemoryMap, KeyPosterior]:
-        """M of whole episodes, and where each of its images reads."""
+        """Write whole episodes to M; return also q(y | .) of each image."""
         maps = self.write_maps(episode, features, sample=sample, generator=generator)
         maps = self.quantised(maps)
         return maps, self.key_posterior(features, maps)
@@ -106,7 +106,7 @@ class LatentModel(MemoryModel):
         sample: bool = True,
         generator: Noise = None,
     ) -> ElboTerms:
-        """The three terms of L_T (Eq. 4), given the episode's own memory or another.
+        """The three terms of L_T (Eq. 4), for an episode in its own memory or in a given one.
 
         One sample of each latent; `sample=False` takes posterior means instead (not a bound).
         """
@@ -130,7 +130,7 @@ class LatentModel(MemoryModel):
         sample: bool = True,
         generator: Noise = None,
     ) -> ElboTerms:
-        """L_T from its parts: one key sample serves z's prior, its posterior and the decoder."""
+        """L_T from its parts. The prior and posterior of z and the decoder use one key sample."""
         y = keys.sample(generator) if sample else keys.mean
         reading = self.infer(features, maps, y, sample=sample, generator=generator)
         return ElboTerms(
@@ -140,9 +140,9 @@ class LatentModel(MemoryModel):
         )
 
     def left_out(self, images: Images, *, generator: Noise = None) -> ElboTerms:
-        """Each image scored under a memory written from the rest of its episode (a control).
+        """Score each image under a memory written from the rest of its episode (a control).
 
-        q may see anything, so its view of the image stays that of the whole episode.
+        q may see anything, so its features of the image come from the whole episode.
         """
         episode = self.as_pixels(images)
         rest = all_but_one(episode.shape[1], episode.device)
@@ -152,14 +152,12 @@ class LatentModel(MemoryModel):
         else:
             others = torch.cat([self.encoder(one[rest]) for one in episode])
         maps, _ = self.write_episode(episode[:, rest].flatten(0, 1), others, generator=generator)
-        single, alone = (value.flatten(0, 1)[:, None] for value in (episode, features))
-        terms = self.terms(
-            single, alone, maps, self.key_posterior(alone, maps), generator=generator
-        )
+        single, own = (value.flatten(0, 1)[:, None] for value in (episode, features))
+        terms = self.terms(single, own, maps, self.key_posterior(own, maps), generator=generator)
         return terms.view(tuple(images.shape[:-3]))
 
     def permuted(self, images: Images, *, generator: Noise = None) -> ElboTerms:
-        """Each image read at its neighbour's key (a control)."""
+        """Score each image with its neighbour's key (a control)."""
         if not self.remembers:
             raise UserError(f"{self.config.name} has no memory: there are no keys to exchange")
         episode = self.as_pixels(images)
@@ -170,7 +168,7 @@ class LatentModel(MemoryModel):
         return terms if images.ndim == 5 else terms[0]
 
     def importance_sampler(self, episode: Episode, generator: Noise) -> LogWeights:
-        """ln p(x, z, y | M) - ln q(z, y | X), draw by draw, M fixed."""
+        """Each call samples y and z: ln p(x, z, y | M) - ln q(z, y | X), with M fixed."""
         features = self.encoder(episode)
         maps, keys = self.write_episode(episode, features, generator=generator)
 
@@ -185,7 +183,7 @@ class LatentModel(MemoryModel):
     def joint(
         self, episode: Episode, maps: MemoryMap, keys: AnyKeys, readout: Readout
     ) -> JointDensity:
-        """ln p(x, z, y | M): everything the generative side says, from M, y and z alone."""
+        """ln p(x, z, y | M), factor by factor: the generative side, from M, y and z alone."""
         return JointDensity(
             log_likelihood=self.log_likelihood(readout, episode),
             readout_log_prior=self.read_maps(maps, keys).log_prob(readout),
@@ -195,7 +193,7 @@ class LatentModel(MemoryModel):
     # Write and read (§3.3)
 
     def write(self, images: Images, *, generator: Noise = None) -> Memory:
-        """Embed the episode, write M: one pass."""
+        """Embed an episode and write it to M, in one pass."""
         if not self.remembers:
             raise UserError(f"{self.config.name} has no memory: nothing can be written")
         episode = self.as_pixels(images)
@@ -203,7 +201,7 @@ class LatentModel(MemoryModel):
         return self.signed(Memory(maps if images.ndim == 5 else maps[0]))
 
     def empty(self, batch: int | None = None) -> Memory:
-        """A memory of zeros."""
+        """Make a memory of zeros."""
         if not self.remembers:
             raise UserError(f"{self.config.name} has no memory: there is no empty one")
         lead = () if batch is None else (batch,)
@@ -222,7 +220,7 @@ class LatentModel(MemoryModel):
                 f"{self.config.name} writes its memory as a whole: there are no handles"
             )
         if keys is None:
-            raise UserError("say where to read: read(memory, keys)")
+            raise UserError("keys say where to read: read(memory, keys)")
         return self.read_maps(*self.check_keys(memory, keys))
 
     # Generate (§3.4, Fig. 4)
@@ -237,12 +235,12 @@ class LatentModel(MemoryModel):
         sample_pixels: bool = False,
         generator: Noise = None,
     ) -> Float[Tensor, "*B T C H W"]:
-        """Draw keys from their prior, read, draw a readout, decode its expected pixels on [0, 1].
-        A model that `replays` gives back what is held; `--variant generate` trains one that does
-        not.
+        """Sample keys from their prior, read, sample a readout, and decode its expected pixels on
+        [0, 1]. A model that `replays` returns stored images; `--variant generate` trains one that
+        makes new ones.
 
-        `near=(key, spread)` draws keys around one instead: y + spread * noise (§4.1.1).
-        `sample_pixels=True` draws pixels too: 0 or 1, or levels k/255.
+        `near=(key, spread)` samples keys around one instead: y + spread * noise (§4.1.1).
+        `sample_pixels=True` samples pixels too: 0 or 1, or levels k/255.
         """
         memory = self.require_memory(memory)
         self.check_samples(num_samples, near)
@@ -261,7 +259,7 @@ class LatentModel(MemoryModel):
         sample_pixels: bool = False,
         generator: Noise = None,
     ) -> Float[Tensor, "*B T C H W"]:
-        """A picture for each key: read there, draw a readout, decode its expected pixels."""
+        """Make a picture for each key: read, sample a readout, decode its expected pixels."""
         readout = self.read(memory, keys).sample(generator)
         if sample_pixels:
             images = self.sample_pixels(readout, generator)
@@ -282,11 +280,11 @@ class LatentModel(MemoryModel):
         observed: Observed | None = None,
         generator: Noise = None,
     ) -> Float[Tensor, "S *B T C H W"]:
-        """Hold M; infer a key from the last picture, read there, decode, again: every step.
-        The encoder sees whole pictures: it has no use for `observed`.
+        """Repeat with M fixed: infer a key from the last picture, read, decode. Returns every step.
+        The encoder needs whole pictures, so `observed` is ignored.
 
-        Eq. 7 draws Y* ~ q(Y | X-hat); by default we take the mean of each distribution, so that
-        recalling is a function of memory and cue. `sample=True` draws keys as printed.
+        Eq. 7 samples Y* ~ q(Y | X-hat). By default we take the mean of each distribution instead,
+        so that recall is deterministic. `sample=True` samples keys as printed.
         """
         if not self.recalls:
             raise UserError(
@@ -303,7 +301,7 @@ class LatentModel(MemoryModel):
 
     @torch.no_grad()
     def reconstruct(self, images: Images) -> Float[Tensor, "*B T C H W"]:
-        """Write, read at key means, decode the mean of q(z | x, M, y) (Fig. 5, training branch)."""
+        """Write, read at key means, decode the mean of q(z | x, M, y) (Fig. 5, training)."""
         episode = self.as_episodes(images)
         features = self.encoder(episode)
         maps, keys = self.write_episode(episode, features, sample=False)
@@ -313,7 +311,7 @@ class LatentModel(MemoryModel):
 
 
 class KeylessModel(LatentModel):
-    """Images of an episode read the same: there are no keys, and nothing can be looked up."""
+    """A model without keys: all images of an episode read the same, and none can be looked up."""
 
     recalls = has_keys = False
 
@@ -326,7 +324,7 @@ class KeylessModel(LatentModel):
 
 
 class MemorylessModel(KeylessModel):
-    """Nothing is ever written: each image by itself."""
+    """A model without a memory: each image is scored by itself."""
 
     remembers = False
 
@@ -336,5 +334,5 @@ class MemorylessModel(KeylessModel):
     def write_maps(
         self, episode: Episode, features: Features, *, sample: bool = True, generator: Noise = None
     ) -> MemoryMap:
-        """Nothing."""
+        """A map without numbers."""
         return features.new_zeros(len(features), *self.memory_shape(0))

@@ -1,4 +1,4 @@
-"""Trained models by name: those that ship, run folders, checkpoint folders, Hub ids."""
+"""Load trained models: shipped ones by name, run folders, checkpoint folders, Hub ids."""
 
 import os
 import re
@@ -21,14 +21,14 @@ PRETRAINED = Path(__file__).parents[1] / "pretrained"  # a folder for each model
 
 
 def _checkpoint_in(run: Path) -> Path | None:
-    names = ["best", ".best.old", "last", ".last.old"]  # old: a save was killed half way
+    names = ["best", ".best.old", "last", ".last.old"]  # .old: left by a save that was killed
     folders = [run, *(run / "checkpoints" / name for name in names)]
-    # os.path: False for names that no system takes
+    # os.path.isfile is False for invalid names; Path.is_file may raise an error
     return next((folder for folder in folders if os.path.isfile(folder / CONFIG)), None)
 
 
 def checkpoint_folder(run: Path) -> Path:
-    """A run folder's best checkpoint, else its last; a checkpoint folder is itself."""
+    """The best checkpoint of a run folder, else its last one; or a checkpoint folder itself."""
     folder = _checkpoint_in(run)
     if folder is None:
         raise UserError(f"no checkpoint in {run}: train with `kanerva train --run {run}`")
@@ -41,7 +41,7 @@ def shipped_versions() -> list[str]:
 
 
 def shipped() -> list[str]:
-    """Their names without a version, each of which means the newest."""
+    """The names of shipped models without a version; each stands for the newest version."""
     return sorted({_split(name)[0] for name in shipped_versions()})
 
 
@@ -51,9 +51,9 @@ def _split(name: str) -> tuple[str, int]:
 
 
 def shipped_folder(name: str | Path) -> Path | None:
-    """The files of a shipped model, if a name means one: `mnist` is the newest, `mnist-1` that
-    version. A run of that name in the working directory comes first, any other folder does not;
-    `./NAME`, or a `Path`, is always a folder."""
+    """The folder of the shipped model that a name stands for, or None: `mnist` is the newest
+    version, `mnist-1` a certain one. A run with that name in the working directory takes
+    precedence; other folders do not. `./NAME`, or a `Path`, is never a shipped model."""
     if isinstance(name, Path) or _checkpoint_in(Path(name)) is not None:
         return None
     versions = [v for v in shipped_versions() if name in (v, _split(v)[0])]
@@ -62,7 +62,7 @@ def shipped_folder(name: str | Path) -> Path | None:
 
 
 def check_shipped(folder: Path) -> None:
-    """Refuse a shipped model whose files are not those that its record was made with."""
+    """Refuse a shipped model whose files differ from those that its record was made with."""
     path = folder / "evaluation.json"
     record = read_json(path)
     about = record.get("shipped") if isinstance(record, dict) else None
@@ -75,7 +75,7 @@ def check_shipped(folder: Path) -> None:
 
 
 def _hint(path: Path) -> str:
-    """What may have been meant by a folder that is not there."""
+    """A hint for the error about a missing folder."""
     hint = suggest(path.name, shipped()) if len(path.parts) == 1 else ""
     if path.suffix == ".kanerva":
         hint = "`kanerva store add` makes a store; "
@@ -101,9 +101,9 @@ def load(
 def load(
     name: str | Path, *, device: str | torch.device = "cpu", capacity: int | None = None
 ) -> MemoryModel:
-    """A trained model, ready to evaluate: the name of one that ships with the package, a run
-    folder, a checkpoint folder or a Hub id. `capacity`: with memories for at least so many images,
-    where it has blocks; weights serve any size."""
+    """A trained model, ready to evaluate. `name`: that of a shipped model, a run folder, a
+    checkpoint folder or a Hub id. `capacity`: memories have room for at least this many images, if
+    the model has blocks; the weights work for any size."""
     model = _load(name, as_device(device))
     return model if capacity is None else model.with_capacity(capacity)
 

@@ -1,4 +1,4 @@
-"""What images a model takes, and pictures of other kinds made into them."""
+"""The format of the images that a model takes, and `prepare`, which converts others to it."""
 
 import warnings
 from collections.abc import Iterator
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     from kanerva.models.base import MemoryModel
 
 _CHANNELS = (1, 3, 4)  # grey, colour, colour with transparency
-_NO_PIXEL = 16.0  # beyond what noise makes of a pixel on [0, 1]. ours
+_NO_PIXEL = 16.0  # ours: larger than any noisy pixel on [0, 1]
 
 
 @dataclass(frozen=True)
 class PixelFormat:
     """The images that a model writes and scores: (T, C, H, W) or (B, T, C, H, W), on [0, 1].
 
-    `binary`: each pixel is 0.0 or 1.0; else it is one of 256 levels, k / 255 or uint8. Cues, which
-    are only compared, may be any finite reals.
+    If `binary`, each pixel is 0.0 or 1.0; else it is one of 256 levels, k / 255 or uint8. Cues are
+    only compared with images, so they may be any finite numbers.
     """
 
     image: tuple[int, int, int]  # C, H, W
@@ -41,8 +41,8 @@ class PixelFormat:
         return f"{' x '.join(map(str, self.image))}, {values}"
 
     def as_episodes(self, images: object, finite: bool = True) -> Episode:
-        """Images or cues as a batch of episodes of floats, whose values are checked to be finite.
-        Whether they are pixels that may be written is for the likelihood to say."""
+        """Convert images or cues to a batch of episodes of floats, and check that they are finite.
+        Whether they are valid pixel values is checked by the likelihood."""
         images = require_tensor_images(images)
         if tuple(images.shape) == self.image:
             raise UserError(f"got one image {self.image}: image[None] is an episode of one")
@@ -62,12 +62,12 @@ class PixelFormat:
             )
         images = images.float()
         if finite and not images.isfinite().all():
-            raise UserError("images hold numbers that are not finite")
+            raise UserError("images contain numbers that are not finite")
         return images if images.ndim == 5 else images[None]
 
     def check_cue(self, cue: Float[Tensor, "..."]) -> None:
-        """Any finite numbers may be a cue, but bytes that were made floats are a mistake: nothing
-        held is like them, and everything would be said to be not held."""
+        """Refuse bytes that were converted to floats without dividing by 255. Other finite numbers
+        are valid cues; these would match nothing, so that `find` would always answer none."""
         most = float(cue.max()) if cue.numel() else 0.0
         if most > _NO_PIXEL and bool(((cue >= 0) & (cue == cue.round())).all()):
             raise UserError(
@@ -79,13 +79,13 @@ class PixelFormat:
 def prepare(
     images: Any, model: "MemoryModel", *, generator: torch.Generator | None = None
 ) -> Float[Tensor, "*B T C H W"]:
-    """Pictures as `model` takes them (`model.pixels`): floats on [0, 1], (T, C, H, W).
+    """Convert pictures to the format of `model` (`model.pixels`): floats on [0, 1], (T, C, H, W).
 
-    `images`: Pillow's, numpy arrays or tensors, one or a list or an array of them, of any size,
-    grey or in colour, channels first or last; whole numbers up to 255, 0 and 1 alone, bool, or
-    floats on [0, 1]. Other sizes are cropped about the centre and resized. For a model of binary
-    pixels, a pixel is 1 where it is above a half; with a `generator`, by chance, as often as it is
-    bright. Ink is 1: images that are mostly white get a warning.
+    `images` are Pillow images, numpy arrays or tensors: one, a list, or an array of several; of any
+    size; grey or in colour; channels first or last. Values are integers from 0 to 255, or only 0
+    and 1, bool, or floats on [0, 1]. Other sizes are cropped about the centre and resized. For a
+    model of binary pixels, a pixel becomes 1 if it is above a half or, with a `generator`, with its
+    brightness as the probability. Ink is 1: images that are mostly white get a warning.
     """
     if isinstance(images, np.ndarray | Tensor) and images.ndim == 5:
         parts = [prepare(one, model, generator=generator) for one in images]
@@ -106,7 +106,8 @@ def prepare(
 
 
 def _pictures(images: Any, channels: int, size: int) -> Iterator[UInt8[Tensor, "n C H W"]]:
-    """Batches of pictures of one size, as bytes; rows of `size` numbers are no picture."""
+    """Batches of pictures of one size, as bytes. Flattened pictures, rows of `size` numbers, are
+    refused."""
     if isinstance(images, list | tuple):
         for one in images:
             yield from _pictures(one, channels, size)
@@ -114,7 +115,7 @@ def _pictures(images: Any, channels: int, size: int) -> Iterator[UInt8[Tensor, "
         mode = "L" if channels == 1 else "RGB"
         yield torch.tensor(channels_first(flat(images, mode)))[None]
     elif isinstance(images, np.ndarray | Tensor):
-        if isinstance(images, np.ndarray):  # a copy: some are read only, or of types torch lacks
+        if isinstance(images, np.ndarray):  # copied: it may be read-only, or of a type torch lacks
             wide = images.dtype.kind in "iu" and images.dtype != np.uint8
             array = torch.tensor(images.astype(np.int64) if wide else images)
         else:
@@ -134,7 +135,8 @@ def _pictures(images: Any, channels: int, size: int) -> Iterator[UInt8[Tensor, "
 
 
 def _channels_second(array: Shaped[Tensor, "..."], channels: int) -> Shaped[Tensor, "n C H W"]:
-    """Which dimension is which: channels are few, and pictures are grey where there are none."""
+    """Move channels to the second dimension. They are recognised by their number, 1, 3 or 4;
+    pictures without such a dimension are grey."""
     shape = array.shape
     if array.ndim == 2:
         return array[None, None]
@@ -149,12 +151,12 @@ def _channels_second(array: Shaped[Tensor, "..."], channels: int) -> Shaped[Tens
 def _as_bytes(array: Shaped[Tensor, "n C H W"]) -> UInt8[Tensor, "n C H W"]:
     if array.shape[1] not in _CHANNELS:
         raise UserError(f"pictures have 1, 3 or 4 channels, got {tuple(array.shape)}")
-    if not array.is_floating_point() and int(array.max()) <= 1:  # false and true, or 0 and 1
+    if not array.is_floating_point() and int(array.max()) <= 1:  # bool, or only 0 and 1
         array = array * 255
     most = 1 if array.is_floating_point() else 255
     wrong = array[~((array >= 0) & (array <= most))]  # NaN too
     if len(wrong):
-        kind = "floats lie on [0, 1]: divide by 255?" if most == 1 else "whole numbers are 0 to 255"
+        kind = "floats lie on [0, 1]: divide by 255?" if most == 1 else "integers are 0 to 255"
         raise UserError(f"pixels that are {kind}; got {wrong[0].item():g}")
     return (array * 255).round().byte() if most == 1 else array.byte()
 
@@ -162,7 +164,7 @@ def _as_bytes(array: Shaped[Tensor, "n C H W"]) -> UInt8[Tensor, "n C H W"]:
 def _fit(
     pictures: UInt8[Tensor, "n c h w"], image: tuple[int, int, int]
 ) -> UInt8[Tensor, "n C H W"]:
-    """Cropped, resized, grey or coloured as a model has it."""
+    """Crop, resize and convert pictures to a model's size and number of channels."""
     if tuple(pictures.shape[1:]) == image:
         return pictures
     mode, made = "L" if image[0] == 1 else "RGB", []

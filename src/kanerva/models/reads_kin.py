@@ -1,10 +1,10 @@
-"""What `kpp-bits` says of images that are not held: bounds and samples of what is new.
+"""Bounds and samples of new images, those that a memory of `kpp-bits` does not store.
 
-    p(y | M) = new with a stated probability, else any of what is held
-    p(x | M, new) = (1 - u) p(x | what is held tells of it) + u p(x | nothing is held)
+    p(y | M) = "new" with a fixed probability, else each stored block equally
+    p(x | M, new) = (1 - u) p(x | M, related to the stored images) + u p(x | empty memory)
 
-What is held tells of a new image through the reader of kin (`memory/kin.py`), twice: maps for the
-code of pixels, and maps for p(z | M, new), whose pixels are independent given z.
+The reader of kin (`memory/kin.py`) predicts a new image from all stored blocks. Its output has two
+parts: maps for the pixel code, and maps for p(z | M, new), where pixels are independent given z.
 """
 
 from typing import Any
@@ -25,34 +25,34 @@ from kanerva.readout import SpatialPrior
 from kanerva.seeding import Noise
 from kanerva.shapes import Blocks, Episode, FeatureMaps, KinMaps
 
-Known = Bool[Tensor, "B T"]  # of each block
+Known = Bool[Tensor, "B T"]  # a flag for each block
 
 
 class ReadsKin(Kpp):
-    """`kpp` with a reader of kin and a code of pixels."""
+    """`kpp` with a reader of kin and a pixel code."""
 
     config: KppBitsConfig  # pyright: ignore[reportIncompatibleVariableOverride]
     writer: GistWriter  # pyright: ignore[reportIncompatibleVariableOverride]
     kin: KinReader
     pixel_code: PixelCode
 
-    # What is held, read
+    # Read kin
 
     def _ask_kin(
         self, blocks: Blocks, features: FeatureMaps, whole: Known, held: Known
     ) -> Float[Tensor, "B maps Hq Wq"]:
-        """What blocks tell of other images: all of their own image where they hold the whole of it,
-        else what their gist says."""
+        """Predict a new image from blocks: from the image of a block that stores all of it
+        (`whole`), else from its gist. `held`: which of the T blocks there are."""
         spread = self.readout.spread(blocks).unflatten(0, blocks.shape[:2])
         return self.kin(features, spread, whole, held)
 
     def _split_kin(self, kin: KinMaps) -> tuple[KinMaps, KinMaps]:
-        """Its part for the code of pixels, and that for z."""
+        """Split the reader's output into maps for the pixel code and maps for z."""
         maps = self.config.code.maps
         return kin[:, :, :maps], kin[:, :, maps:]
 
     def _read_kin(self, memory: Memory) -> Float[Tensor, "B maps Hq Wq"]:
-        """What the latest blocks of a memory tell of an image that is not among them."""
+        """Predict a new image from the latest blocks of a memory."""
         assert memory.detail is not None
         owners = memory.require_slots()
         latest = owners.topk(min(MOST, owners.shape[1]), dim=1)
@@ -65,14 +65,14 @@ class ReadsKin(Kpp):
     # The bound
 
     def _terms_new(self, memory: Memory, episode: Episode) -> ElboTerms:
-        """Of images that are not in a memory: like all that it holds, or like none of it."""
+        """The terms of new images: a mixture over whether they are related to the stored ones."""
         count = (memory.require_slots() >= 0).sum(dim=1)
         return self._terms_beside(self._read_kin(memory), count, episode)
 
     def _terms_beside(
         self, kin: Float[Tensor, "B maps Hq Wq"], count: Int[Tensor, " B"], episode: Episode
     ) -> ElboTerms:
-        """The same, of what so many blocks tell."""
+        """The same, given the reader's output and how many blocks each memory holds."""
         like = self.log_like(kin, episode)
         nothing = torch.zeros(*episode.shape[:2], *self.writer.shape, device=self.device)
         unlike = self._log_pixels(nothing, episode).sum(dim=-1)
@@ -83,7 +83,7 @@ class ReadsKin(Kpp):
     def log_like(
         self, kin: Float[Tensor, "B maps Hq Wq"], episode: Episode
     ) -> Float[Tensor, "B T"]:
-        """ln p(x | M, new and like what is held)."""
+        """ln p(x | M, new, related to the stored images)."""
         nothing = torch.zeros(*episode.shape[:2], *self.writer.shape, device=self.device)
         beside = self._split_kin(kin[:, None].expand(-1, episode.shape[1], -1, -1, -1))[0]
         return self._log_pixels(nothing, episode, beside).sum(dim=-1)
@@ -91,9 +91,10 @@ class ReadsKin(Kpp):
     def independent_terms(
         self, images: Images, memory: Memory, *, generator: Noise = None
     ) -> ElboTerms:
-        """The bound on images that are not in a memory if pixels were independent given z, which
-        reads what is held. Whether an image is like that is a part of y, and charged; q decides it
-        at posterior means, before any sample is drawn: so it remains a bound."""
+        """The bound of new images with pixels independent given z, where p(z | M, new) reads kin.
+        Whether an image is related to the stored ones is a part of y, and its cost is included. The
+        choice is made at posterior means, before anything is sampled, so the result is still a
+        bound."""
         self.as_maps(memory, images)
         episode, batch = self.as_pixels(images), memory.as_batch()
         features, count = self.encoder(episode), (batch.require_slots() >= 0).sum(dim=1)
@@ -114,7 +115,7 @@ class ReadsKin(Kpp):
     def _log_pixels(
         self, blocks: Blocks, episode: Episode, beside: KinMaps | None = None
     ) -> Float[Tensor, "B T n"]:
-        """ln p of every pixel given the gist and the pixels before it."""
+        """ln p of every pixel, given the block and the pixels before it."""
         pixels, flat = episode.flatten(0, 2), None if beside is None else beside.flatten(0, 1)
         found = self.pixel_code.log_probs(blocks.flatten(2).flatten(0, 1), pixels, flat)
         return found.unflatten(0, episode.shape[:2])
@@ -131,9 +132,9 @@ class ReadsKin(Kpp):
         sample_pixels: bool = False,
         generator: Noise = None,
     ) -> Float[Tensor, "*B T C H W"]:
-        """New images like what is held: z from p(z | M, new), decoded to expected pixels; or, with
-        `sample_pixels`, pixels one after another from the code. `near=(key, spread)` reads blocks
-        around a key instead."""
+        """Make new images, related to the stored ones: sample z from p(z | M, new) and decode its
+        expected pixels or, with `sample_pixels`, sample pixels one by one from the pixel code.
+        `near=(key, spread)` reads blocks at keys around one instead."""
         memory = self.require_memory(memory)
         self.check_samples(num_samples, near)
         self.as_maps(memory)

@@ -1,6 +1,6 @@
-"""What a memory of blocks is asked by content: `find`, `get`, `recall`, `familiarity`.
+"""The verbs of `Kpp` that look things up: `find`, `get`, `recall`, `familiarity`.
 
-How blocks are compared with images is in `content.py`, with damaged cues in `finding.py`.
+`content.py` compares blocks with images, `finding.py` with damaged cues.
 """
 
 from dataclasses import dataclass
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Recalled:
-    """Pictures of every step, expected pixels on [0, 1], and for each cue its `Hits`; of a batch of
-    memories, a list of those for each."""
+    """The pictures of every step, expected pixels on [0, 1], and the `Hits` of each cue; for a
+    batch of memories, a list of them for each memory."""
 
     pictures: Float[Tensor, "S *B T C H W"]
     hits: list[Hits] | list[list[Hits]]
@@ -44,7 +44,7 @@ class Recalled:
 def find_all(
     model: "Kpp", memory: Memory, cue: Images, observed: Observed | None
 ) -> list[Hits] | list[list[Hits]]:
-    """`find` for all cues, in one memory or in each of a batch."""
+    """Call `find` for all cues, in one memory or in each memory of a batch."""
     seen = None if observed is None else as_mask(observed)
     if not memory.is_batch:
         return _find(model, memory, cue, seen)
@@ -59,7 +59,7 @@ def _find(model: "Kpp", memory: Memory, cue: Images, observed: Observed | None) 
 
 
 class Retrieval:
-    """Verbs of `Kpp`."""
+    """The part of `Kpp` with its retrieval verbs."""
 
     @property
     def _kpp(self) -> "Kpp":
@@ -68,8 +68,8 @@ class Retrieval:
     def score_cues(
         self, memory: Memory, cue: Images, *, observed: Observed | None = None
     ) -> CueScores:
-        """ln p(cue | block) of every block held, on `observed` pixels only (1 or 0 for each) where
-        part of a cue is hidden; -inf where a cell is free."""
+        """ln p(cue | block) of each cell's block; -inf for a free cell. `observed` masks hidden
+        pixels of the cue: 1 or 0 for each pixel."""
         return score_cues(self._kpp, memory, cue, observed)
 
     def find(
@@ -83,12 +83,12 @@ class Retrieval:
         k: int = 5,
         prior_none: float = 0.5,
     ) -> Hits | list[Hits]:
-        """The `k` images held that a cue (C, H, W) most likely shows, with probabilities, and
-        `.none`: that it shows none of what is held. A batch of cues gives a list.
+        """Find the `k` stored images that a cue (C, H, W) most likely shows, with probabilities,
+        and `.none`: the probability that it shows none of them. A batch of cues gives a list.
 
-        `observed` says which pixels (H, W) are seen; without it any may be hidden, showing 0.
-        `noise` is "none", "salt_pepper", "gaussian", or None where it is not known; its strength
-        is integrated over. The cue may be moved by up to `shifts` pixels.
+        `observed` is a mask (H, W) of the visible pixels; without it, any pixel may be hidden, and
+        hidden pixels show 0. `noise` is "none", "salt_pepper", "gaussian", or None if unknown; its
+        strength is integrated out. The cue may be shifted by up to `shifts` pixels.
         """
         k, shifts = as_count("k", k), as_count("shifts", shifts, 0)
         seen = None if observed is None else as_mask(observed)
@@ -96,8 +96,8 @@ class Retrieval:
         return find(self._kpp, memory, cue, seen, noise, shifts, k, prior_none)
 
     def get(self, memory: Memory, handles: Handles | None = None) -> Float[Tensor, "*B T C H W"]:
-        """Pictures of blocks held, by handle; without handles of all, in their order. Expected
-        pixels on [0, 1]."""
+        """Decode stored blocks by handle; without handles, all of them, in order of handle. Returns
+        expected pixels on [0, 1]."""
         return get(self._kpp, memory, handles)
 
     @overload
@@ -137,13 +137,13 @@ class Retrieval:
         generator: Noise = None,
         answers: bool = False,
     ) -> Float[Tensor, "S *B T C H W"] | Recalled:
-        """Hold M; find the block that explains the picture best, read it, decode, and again:
-        `steps` times, or until nothing changes. Expected pixels on [0, 1].
+        """Repeat with M fixed: find the block that explains the last picture best, read it, decode.
+        Stops after `steps` steps, by default when nothing changes. Expected pixels on [0, 1].
 
-        There is always a best block: `answers=True` also says which it is, how surely, and whether
-        the cue is held at all (`find`). `observed` hides pixels of the cue, in the first step.
-        `sample=True` draws the key from q(y|.) and the readout from p(z|M, y) at each step; else
-        both are taken at their means.
+        There is always a best block. `answers=True` also returns the result of `find`: which image
+        it is, with what probability, and whether the cue is stored at all. `observed` masks pixels
+        of the cue in the first step. `sample=True` samples the key from q(y|.) and the readout from
+        p(z|M, y) at each step; otherwise their means are used.
         """
         read = recall_means if not sample else partial(recall_samples, generator=generator)
         pictures = read(self._kpp, memory, cue, steps, observed)
@@ -152,9 +152,9 @@ class Retrieval:
         return Recalled(pictures, find_all(self._kpp, memory, cue, observed))
 
     def familiarity(self, memory: Memory, images: Images) -> PerImage:
-        """How much better the best block held explains an image than no block does: nats.
+        """How much better the best stored block explains an image than a free cell, in nats.
 
-        Large for what was written, smaller for what was not (below zero on binary sets). Both at
-        means: a score, not a bound.
+        Large for images that were written, smaller for others (below zero on binary sets). It is
+        computed at means of z: a score, not a bound.
         """
         return familiarity(self._kpp, memory, images)

@@ -1,4 +1,4 @@
-"""What a bound is made of, for each image of each episode, in nats."""
+"""The terms of a bound, in nats, for each image of each episode."""
 
 from dataclasses import dataclass
 
@@ -38,13 +38,13 @@ class ElboTerms:
         return self.nll_nats.mean()
 
     def weighted_loss(self, kl_weight: float) -> Float[Tensor, ""]:
-        """The same with both divergences weighed: no bound, unless the weight is one."""
+        """`loss` with both KL terms multiplied by a weight: a bound only if the weight is one."""
         if kl_weight == 1:
             return self.loss
         return (kl_weight * (self.readout_kl + self.key_kl) - self.log_likelihood).mean()
 
     def by_name(self) -> dict[str, Tensor]:
-        """The three terms in a plain container (a compiler makes nothing of `vars`)."""
+        """The three terms as a dict (torch.compile cannot trace `vars`)."""
         return {
             "log_likelihood": self.log_likelihood,
             "readout_kl": self.readout_kl,
@@ -52,11 +52,11 @@ class ElboTerms:
         }
 
     def view(self, shape: tuple[int, ...]) -> "ElboTerms":
-        """The same images, grouped otherwise."""
+        """Reshape every term."""
         return ElboTerms(*[term.reshape(shape) for term in self.by_name().values()])
 
     def where(self, chosen: Bool[Tensor, "..."], other: "ElboTerms") -> "ElboTerms":
-        """These terms for chosen images, other ones for the rest."""
+        """These terms where `chosen`, the `other` ones elsewhere."""
         pairs = zip(self.by_name().values(), other.by_name().values(), strict=True)
         return ElboTerms(*[torch.where(chosen, *pair) for pair in pairs])
 
@@ -67,7 +67,7 @@ class ElboTerms:
 
 @dataclass(frozen=True)
 class JointDensity:
-    """ln p(x, z, y | M), piece by piece, for each image: what the generative side alone says."""
+    """ln p(x, z, y | M) of each image, factor by factor: the generative side alone."""
 
     log_likelihood: PerImage
     readout_log_prior: PerImage

@@ -1,4 +1,4 @@
-"""A module that knows its weights: a name for them, worked out once, and where they may go."""
+"""A module with a fingerprint of its weights, which is computed once and cached."""
 
 import json
 from collections.abc import Callable
@@ -13,7 +13,8 @@ from kanerva.inputs import as_device
 
 
 class KnownWeights(nn.Module):
-    """See above. `config` is part of the name: the same weights may be put to another use."""
+    """A module that caches the fingerprint of its weights and config. The config is included,
+    because the same weights can be used in different ways."""
 
     config: ModelConfig
 
@@ -23,7 +24,7 @@ class KnownWeights(nn.Module):
         self._name: tuple[list[int], str] | None = None
 
     def fingerprint(self) -> str:
-        """Of weights and config: who reads a block must have those that wrote it."""
+        """A hash of weights and config: a block can be read only with those that wrote it."""
         versions = self.weight_versions()
         if self.training or self._name is None or self._name[0] != versions:
             about = {"config": json.dumps(to_dict(self.config), sort_keys=True)}
@@ -31,13 +32,14 @@ class KnownWeights(nn.Module):
         return self._name[1]
 
     def weight_versions(self) -> list[int]:
-        """Numbers that are others as soon as weights are."""
-        if self._tensors is None:  # walking all modules takes longer than reading one block
+        """Version counters of all tensors, which change whenever weights are modified in place."""
+        if self._tensors is None:  # cached: collecting them takes longer than reading one block
             self._tensors = [*self.parameters(), *self.buffers()]
         return [0 if tensor.is_inference() else tensor._version for tensor in self._tensors]
 
     def train(self, mode: bool = True) -> Any:
-        """Training may change weights in ways that leave no trace: a graph that is replayed."""
+        """Drop the cache: training may change weights without changing their version counters, as
+        when a CUDA graph is replayed."""
         self._tensors = self._name = None
         return super().train(mode)
 
@@ -46,8 +48,8 @@ class KnownWeights(nn.Module):
         return super()._apply(fn, recurse)
 
     def to(self, *args: Any, **options: Any) -> Any:
-        """As torch's; a device that is not there is refused in one line."""
-        for given in (*args, options.get("device")):
-            if isinstance(given, str | torch.device):
-                as_device(given)
+        """As in torch, but a missing device gives an error of one line."""
+        for value in (*args, options.get("device")):
+            if isinstance(value, str | torch.device):
+                as_device(value)
         return super().to(*args, **options)

@@ -1,1 +1,1 @@
-"""Thousands to millions of images in one file, found from a damaged piece, forgotten on request."""
+"""Thousands to millions of images in one file, found from a damaged part, erased on request."""

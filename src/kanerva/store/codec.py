@@ -1,7 +1,7 @@
-"""Blocks as bytes: each can be read without the others. A model writes with one codec:
+"""Blocks as bytes, each of which can be read without the others. The model determines the codec:
 
-0   where blocks are floats: int8 numbers after their scale, a float32
-1   where blocks are bits: gist and detail, as a stream of their own (`memory/codec.py`)
+0   blocks of floats: a float32 scale, then int8 numbers
+1   blocks of bits: gist and detail, one stream for each block (`memory/codec.py`)
 """
 
 import math
@@ -27,7 +27,7 @@ Coded = tuple[int, bytes]  # codec and block
 
 
 class Int8Codec:
-    """Rounded numbers."""
+    """The codec of blocks of floats, rounded to int8."""
 
     id = INT8
 
@@ -35,33 +35,33 @@ class Int8Codec:
         self.model = model
 
     def write(self, images: Images) -> tuple[list[bytes], Pictures]:
-        """Blocks of images, and the pictures that will be read from them."""
+        """Encode images as blocks; return also the pictures that the blocks decode to."""
         episode = images[None]
         blocks = self.model.blocks(episode, self.model.encoder(episode))[0]
         coded = [encode(block) for block in blocks]
         return coded, self.read([(INT8, block) for block in coded])
 
     def read(self, rows: Sequence[Coded]) -> Pictures:
-        """Pictures of blocks. They may come from anywhere: what cannot be read is refused."""
+        """Decode blocks to pictures. Blocks are untrusted: what cannot be decoded is refused."""
         blocks = [decode(*row, self.model.writer.shape) for row in rows]
         return decode_blocks(self.model, torch.stack(blocks)[None])
 
 
 class BitsCodec:
-    """Gist and detail: pixels that are stored come back as they were."""
+    """The codec of blocks of bits, gist and detail. Stored pixels are lossless."""
 
     id = BITS
 
     def __init__(self, model: KppBits) -> None:
         self.model, self.codec = model, model.codec
         symbols = model.prior.numbers + math.prod(model.config.image)
-        self.longest = 2 * symbols + 8  # bytes: none costs more than 16 bits
+        self.longest = 2 * symbols + 8  # bytes: no symbol costs more than 16 bits
 
     def write(self, images: Images) -> tuple[list[bytes], Pictures]:
         episode = images[None]
-        blocks = self.model.quick_blocks(self.model.encoder(episode))  # thousands are to be added
+        blocks = self.model.quick_blocks(self.model.encoder(episode))  # refining is too slow here
         detail, counts = self.model.code_and_counts(episode, blocks)
-        blocks = detail.cut(blocks)  # to the model's cap
+        blocks = detail.cut(blocks)  # apply the model's cap
         gists = blocks[0].flatten(1)[:, : self.model.prior.numbers]
         coded = self.codec.encode_each(gists, detail.apply(lambda part: part[0]), counts[0])
         return coded, decode_blocks(self.model, blocks, detail)
@@ -83,19 +83,19 @@ Codec = Int8Codec | BitsCodec
 
 
 def codec_of(model: Kpp) -> Codec:
-    """What a store of this model's writes with."""
+    """The codec for stores of this model."""
     return BitsCodec(cast(KppBits, model)) if model.has_code else Int8Codec(model)
 
 
 def encode(block: Float[Tensor, "Cm h w"]) -> bytes:
-    """One block in as many bytes as it has numbers, and four."""
+    """Encode a block: four bytes for the scale, then one for each number."""
     packed = pack(block.cpu(), "int8")
     scale = np.float32(packed["scale"].item()).astype("<f4").tobytes()
     return scale + packed["map"].numpy().tobytes()
 
 
 def decode(codec: int, data: bytes, shape: Sequence[int]) -> Float[Tensor, "Cm h w"]:
-    """A block of this shape."""
+    """Decode a block of this shape."""
     _require(codec, INT8)
     if len(data) != 4 + math.prod(shape):
         raise UserError(f"a block has {len(data)} bytes, not {4 + math.prod(shape)}: damaged")
@@ -109,6 +109,6 @@ def decode(codec: int, data: bytes, shape: Sequence[int]) -> Float[Tensor, "Cm h
 def _require(codec: int, expected: int) -> None:
     if codec != expected:
         raise UserError(
-            f"a block of codec {codec} cannot be read, only {expected}: "
+            f"a block has codec {codec}, but this model reads only {expected}: "
             f"damaged, or written by a newer kanerva"
         )

@@ -1,11 +1,11 @@
-"""The store's one file: SQLite, with a write-ahead log, so that what was acknowledged is there.
+"""The store's one file: SQLite with a write-ahead log, so that acknowledged writes are durable.
 
-Ids count from 1 and are never used twice. A freed image's bytes are overwritten where they lie, by
-as many zeros: no page is moved, so no copy of it stays behind in another. The log forgets it at
-the next checkpoint, which waits for readers.
+Ids count from 1 and are never reused. The bytes of a freed image are overwritten in place with as
+many zeros: no page moves, so no copy stays behind in another page. They leave the log at its next
+checkpoint, which waits for readers.
 
-SQLite's pages have no check sums, so each row has a digest; and a file may come from anywhere, so
-its tables must be those that are made here, and values of the types and sizes that are written.
+SQLite's pages have no checksums, so each row has a digest. A file may be untrusted, so its tables
+must be exactly those created here, with values of the expected types and sizes.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ from kanerva.plain_files import reason, write_whole
 from kanerva.store import raw
 
 _APPLICATION, _VERSION = 0x6B616E76, 1  # "kanv"
-_WAIT = 5.0  # seconds, for another writer, or for readers of what is to be forgotten
+_WAIT = 5.0  # seconds to wait for another writer, or for readers before a checkpoint
 _TABLES = """
 CREATE TABLE about (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE items (id INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -42,7 +42,7 @@ class Database:
     """Blocks and payloads by id."""
 
     def __init__(self, path: Path, about: dict[str, str] | None = None) -> None:
-        """Open a store, or make one that says `about` itself, where there is none."""
+        """Open a store. If there is none, make one with this `about` table."""
         self.path = path
         with self.plain_errors():
             if is_new(path):
@@ -51,10 +51,10 @@ class Database:
                 if not path.parent.is_dir():
                     raise UserError(f"{path}: no such folder")
                 with alone(path.parent):
-                    if is_new(path):  # no other process was quicker
+                    if is_new(path):  # unless another process has just made it
                         write_whole(path, _empty(about))
             _refuse_others(path)
-            # an absolute path is none of the URIs that SQLite may take
+            # absolute, because SQLite may take a relative path for a URI
             self._db = sqlite3.connect(path.absolute(), timeout=_WAIT, isolation_level=None)
             self._bytes = raw.hold(path)
             try:
@@ -69,7 +69,9 @@ class Database:
         if self._one("PRAGMA application_id") != _APPLICATION:
             raise UserError(f"{self.path} is no store of kanerva's")
         if (version := self._one("PRAGMA user_version")) != _VERSION:
-            raise UserError(f"{self.path} is a store of version {version}; this reads {_VERSION}")
+            raise UserError(
+                f"{self.path} is a store of version {version}; this kanerva reads {_VERSION}"
+            )
         if self._db.execute("PRAGMA journal_mode").fetchone() != ("wal",):
             raise self._damaged("it has no write-ahead log")
         if _schema(self._db) != _schema_made():
@@ -79,14 +81,14 @@ class Database:
         found = self._db.execute("SELECT name, value FROM about LIMIT 100").fetchall()
         self.about: dict[str, str] = {n: v for n, v in found if isinstance(v, str)}
         if missing := {*ABOUT} - {*self.about}:
-            raise self._damaged(f"it does not say its {sorted(missing)[0]}")
+            raise self._damaged(f"it does not state its {sorted(missing)[0]}")
 
     def _damaged(self, how: object) -> UserError:
         return UserError(f"{self.path} is damaged: {how}")
 
     @contextmanager
     def plain_errors(self) -> Iterator[None]:
-        """What SQLite says, in one line that names the file."""
+        """Turn errors of SQLite into one line that names the file."""
         try:
             yield
         except sqlite3.OperationalError as error:
@@ -95,14 +97,14 @@ class Database:
             raise UserError(f"{self.path}: {error}") from error
         except sqlite3.ProgrammingError as error:
             raise UserError(f"{self.path}: this store was closed; open it again") from error
-        except (sqlite3.Error, UnicodeError) as error:  # the latter of what it quotes from a file
+        except (sqlite3.Error, UnicodeError) as error:  # UnicodeError: in text it quotes
             raise UserError(f"{self.path} is no store, or a damaged one: {error}") from error
-        except OSError as error:  # of a cache, which is written in the same transaction
+        except OSError as error:  # from a cache, which is written in the same transaction
             raise UserError(f"{error.filename or self.path}: {reason(error)}") from error
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """One transaction: all of it or nothing, durable at its end."""
+        """Run one transaction: atomic, and durable when it ends."""
         with self.plain_errors():
             self._db.execute("BEGIN IMMEDIATE")
             try:
@@ -122,13 +124,13 @@ class Database:
     # Reading
 
     def version(self) -> tuple[int, int]:
-        """Changes whenever anyone has written."""
+        """A value that changes whenever any process has written."""
         with self.plain_errors():
             return self._one("PRAGMA data_version"), self._db.total_changes
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
-        """All as of one moment."""
+        """Read everything from one snapshot."""
         with self.plain_errors():
             if self._db.in_transaction:
                 yield
@@ -141,7 +143,7 @@ class Database:
                     self._db.execute("COMMIT")
 
     def state(self) -> tuple[int, list[int]]:
-        """The last id given out, and the ids freed, as of one moment."""
+        """The last id issued, and all freed ids, from one snapshot."""
         with self._reading():
             return self._state()
 
@@ -149,11 +151,12 @@ class Database:
         last = self._last()
         freed = [id for (id,) in self._db.execute("SELECT id FROM freed ORDER BY id").fetchall()]
         if freed and not 1 <= freed[0] <= freed[-1] <= last:
-            raise self._damaged("ids were freed that were never given")
+            raise self._damaged("ids were freed that were never issued")
         return last, freed
 
     def _last(self) -> int:
-        """The last id: rows stay where they are, so it is both counted and there."""
+        """The last id issued. Rows are never deleted, so SQLite's sequence and the last row must
+        agree."""
         last = self._one("SELECT max(seq) FROM sqlite_sequence")
         room = self._one("PRAGMA page_count") * self._one("PRAGMA page_size")
         if last != self._one("SELECT max(id) FROM items") or not 0 <= last <= room:
@@ -161,7 +164,7 @@ class Database:
         return last
 
     def rows(self, ids: Sequence[int]) -> list[Row]:
-        """Codec, block and payload of ids that are held, in their order."""
+        """Codec, block and payload of stored ids, in the given order."""
         found: dict[int, Row] = {}
         with self.plain_errors():
             for start in range(0, len(ids), 500):
@@ -175,15 +178,15 @@ class Database:
                 found |= {row[0]: self._sound(*row) for row in answer.fetchall()}
         for id in ids:
             if id not in found:
-                raise UserError(f"{self.path} does not hold id {id}: it was freed, or never given")
+                raise UserError(f"{self.path} does not hold id {id}: it was freed, or never issued")
         return [found[id] for id in ids]
 
     def payloads(self, ids: Sequence[int]) -> list[str]:
-        """The strings alone; a file's name need not be UTF-8."""
+        """The payloads of ids as strings. They may be file names, which need not be valid UTF-8."""
         return [payload.decode(errors="surrogateescape") for _, _, payload in self.rows(ids)]
 
     def _sound(self, id: int, codec: Any, block: Any, payload: Any, digest: Any) -> Row:
-        """A row as it was added."""
+        """Check the types and the digest of a row."""
         kinds = (int, bytes, bytes, bytes)
         if tuple(map(type, (codec, block, payload, digest))) != kinds:
             raise self._damaged(f"id {id} is not of a store's types")
@@ -192,7 +195,7 @@ class Database:
         return codec, block, payload
 
     def freed_of(self, ids: Sequence[int]) -> set[int]:
-        """Those of some ids that are freed by now."""
+        """Which of these ids are freed."""
         with self.plain_errors():
             marks = ",".join("?" * len(ids))
             answer = self._db.execute(f"SELECT id FROM freed WHERE id IN ({marks})", [*ids])
@@ -201,7 +204,7 @@ class Database:
     # Writing
 
     def insert(self, rows: Sequence[Row], prepare: Callable[[list[int]], None]) -> list[int]:
-        """Add rows; `prepare` gets their ids before they are there for others to see."""
+        """Add rows. `prepare` is called with their ids before other processes can see them."""
         with self.writing():
             first = self._last() + 1
             ids = list(range(first, first + len(rows)))
@@ -213,7 +216,8 @@ class Database:
         return ids
 
     def erase(self, ids: Sequence[int]) -> int:
-        """Zero rows where they lie; bytes overwritten. Pending until `confirm_erased`."""
+        """Overwrite rows with zeros in place, pending until `confirm_erased`. Returns the number of
+        bytes overwritten."""
         with self.writing():
             size = sum(len(block) + len(payload) for _, block, payload in self.rows(ids))
             self._db.executemany(
@@ -226,17 +230,18 @@ class Database:
         return size
 
     def checkpoint(self) -> bool:
-        """Empty the log; False if a reader still needs it after five seconds."""
+        """Truncate the log; False if a reader still needs it after `_WAIT` seconds."""
         with self.plain_errors():
             return not self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
 
     def pending(self) -> list[int]:
-        """Ids whose bytes may still stand in the log."""
+        """Freed ids whose bytes may still be in the log."""
         with self.plain_errors():
             return [id for (id,) in self._db.execute("SELECT id FROM freed WHERE pending")]
 
     def confirm_erased(self, ids: Sequence[int]) -> None:
-        """These are pending no more; others may be, of a process that has just erased them."""
+        """Mark these ids as no longer pending. Others stay pending: another process may have just
+        erased them."""
         with self.writing():
             question = "UPDATE freed SET pending = 0 WHERE id = ?"
             self._db.executemany(question, [(id,) for id in ids])
@@ -247,18 +252,18 @@ class Database:
             if (answer := self._db.execute("PRAGMA integrity_check(1)").fetchone()[0]) != "ok":
                 raise self._damaged(answer)
             last, freed = self._state()
-            gone, count = set(freed), 0
+            erased, count = set(freed), 0
             for row in self._db.execute("SELECT * FROM items"):
                 count += 1
-                if row[0] not in gone:
+                if row[0] not in erased:
                     self._sound(*row)
                 elif any(not isinstance(v, bytes) or v.strip(b"\0") for v in row[2:]):
-                    raise self._damaged(f"id {row[0]} is freed, and still there")
+                    raise self._damaged(f"id {row[0]} was freed, but is still there")
             if count != last:
-                raise self._damaged(f"{last} images were added, {count} are there")
+                raise self._damaged(f"{last} images were added, but {count} are there")
 
     def shares(self, blocks: Sequence[bytes], payloads: Sequence[bytes]) -> set[bytes]:
-        """Those of these bytes that a row still held has too."""
+        """Which of these blocks and payloads also occur in rows that are not freed."""
         shared: set[bytes] = set()
         with self.plain_errors():
             for column, values in (("block", blocks), ("payload", payloads)):
@@ -268,7 +273,7 @@ class Database:
         return shared
 
     def search(self, needles: Sequence[bytes]) -> set[bytes]:
-        """Which of these bytes stand in the file, wherever."""
+        """Which of these byte strings occur anywhere in the file."""
         with self.plain_errors():
             return raw.search(self._bytes, needles)
 
@@ -282,13 +287,13 @@ ABOUT = ("model", "fingerprint", "image", "store")
 
 
 def is_new(path: Path) -> bool:
-    """Whether nothing is there yet, or an empty file."""
+    """Whether there is no file yet, or an empty one."""
     return not os.path.lexists(path) or (path.is_file() and path.stat().st_size == 0)
 
 
 def _refuse_others(path: Path) -> None:
-    """What SQLite would wait for, or obey: a pipe; a journal of its other mode, which may name any
-    file for it to delete."""
+    """Refuse what SQLite must not open: a pipe, on which it would hang, and a store with a rollback
+    journal, which may name any file for SQLite to delete."""
     if not stat.S_ISREG(path.stat().st_mode):
         raise UserError(f"{path} is no store: not a regular file")
     journal = path.with_name(f"{path.name}-journal")
@@ -297,19 +302,19 @@ def _refuse_others(path: Path) -> None:
 
 
 def _digest(id: int, codec: int, block: bytes, payload: bytes) -> bytes:
-    """Of a row, its id included."""
+    """The digest of a row, including its id."""
     head = f"{id} {codec} {len(block)} ".encode()
     return hashlib.blake2b(head + block + payload, digest_size=8).digest()
 
 
 def _empty(about: dict[str, str]) -> bytes:
-    """The file of a store that holds nothing: made whole, so that none is ever half made."""
+    """The bytes of an empty store's file: written atomically, so that no half-made file exists."""
     with closing(_tables()) as db:
         db.executemany("INSERT INTO about VALUES (?, ?)", about.items())
         db.execute(f"PRAGMA application_id = {_APPLICATION}")
         db.execute(f"PRAGMA user_version = {_VERSION}")
         content = db.serialize()
-    return content[:18] + b"\2\2" + content[20:]  # with a write-ahead log (SQLite's format, 1.3.3)
+    return content[:18] + b"\2\2" + content[20:]  # write-ahead log on (SQLite's format, 1.3.3)
 
 
 def _tables() -> sqlite3.Connection:
@@ -331,14 +336,14 @@ def _schema_made() -> list[tuple[object, ...]]:
 
 
 def about_model(name: str, fingerprint: str, image: tuple[int, int, int]) -> dict[str, str]:
-    """What a store says of itself and of the model that writes it."""
-    own = os.urandom(16).hex()  # caches of another store of this name are not taken for its own
-    values = (name, fingerprint, json.dumps(list(image)), own)
+    """The `about` table of a new store: its model, and a random id of its own."""
+    store = os.urandom(16).hex()  # so that caches of another store with this path are not used
+    values = (name, fingerprint, json.dumps(list(image)), store)
     return dict(zip(ABOUT, values, strict=True))
 
 
 def live_ids(last: int, freed: Sequence[int]) -> np.ndarray:
-    """Ids that are held, in order."""
+    """Stored ids, in order."""
     held = np.ones(last, dtype=bool)
     held[np.asarray(freed, dtype=np.int64) - 1] = False
     return np.flatnonzero(held) + 1

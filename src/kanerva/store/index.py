@@ -1,8 +1,9 @@
-"""Candidates: which pictures have the largest inner products with a cue's queries.
+"""The search index: which pictures have the largest inner products with a cue's queries.
 
-Up to 50,000 all of them, exactly. Beyond, faiss's product quantisation, half a byte for every
-eight numbers, searched with fast scan. No inverted lists: a partial cue falls into the wrong one.
-The codes lie in a file beside the store, where freed rows become zeros.
+Up to 50,000 pictures, all inner products are computed exactly. Beyond that, faiss's product
+quantisation is used, with half a byte for every eight numbers and fast scan. There are no inverted
+lists, because a partial cue would fall into the wrong one. The codes are cached in a file beside
+the store, where freed rows become zeros.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,12 +22,12 @@ from kanerva.memory.evidence import Cue, Pictures
 from kanerva.memory.ranking import Candidates, Features
 from kanerva.plain_files import remove_leftovers
 
-EXACT = 50_000  # pictures. ours
-_TRAIN, _CHUNK = 20_000, 8192
+EXACT = 50_000  # ours: largest number of pictures that are searched exactly
+_TRAIN, _CHUNK = 20_000, 8192  # pictures that the quantiser is trained on; pictures per batch
 
 
 class Index:
-    """Over rows 0 .. n - 1, row r being id r + 1; rows that were freed are never given back."""
+    """An index over rows 0 .. n - 1, where row r is id r + 1. Freed rows are never returned."""
 
     def __init__(
         self,
@@ -36,17 +37,18 @@ class Index:
         fetch: Callable[[np.ndarray], Pictures],
         alone: Callable[[], AbstractContextManager[np.ndarray]],
     ) -> None:
-        """`path` of the codes' file, which `seal` says the store of; `fetch` gives the pictures of
-        ids, each an `image`; `alone` keeps other writers out and gives the ids that are held."""
+        """`path`: the file of the codes. `image`: the shape of pictures. `seal`: identifies the
+        store and the model. `fetch`: returns the pictures of ids. `alone`: a context that locks out
+        other writers and returns the stored ids."""
         self.path, self._image = path, image
         self._seal, self._fetch, self._alone = seal, fetch, alone
         self._ids = np.zeros(0, dtype=np.int64)
         self._features: Features | None = None
-        self._fast: Any = None  # faiss has no types
+        self._fast: Any = None  # faiss has no type annotations
         self._codes: Any = None
 
     def update(self, ids: np.ndarray, last: int) -> None:
-        """Index what is held now: `ids`, in order, of ids up to `last`."""
+        """Index the stored `ids`, in order; `last` is the last id ever issued."""
         if ids is self._ids:
             return
         if len(ids) <= EXACT:
@@ -57,13 +59,13 @@ class Index:
 
     @property
     def bytes(self) -> int:
-        """In memory."""
+        """Bytes of the index in memory."""
         exact = 0 if self._features is None else self._features.vectors.numel() * 4
         return exact if self._fast is None else self._fast.ntotal * self._fast.code_size
 
     def _update_exact(self, ids: np.ndarray) -> None:
-        had = ids[:0] if self._features is None else self._ids
-        kept, new = np.isin(had, ids), ids[~np.isin(ids, had)]
+        old = ids[:0] if self._features is None else self._ids
+        kept, new = np.isin(old, ids), ids[~np.isin(ids, old)]
         parts = [] if self._features is None else [self._features.vectors[torch.from_numpy(kept)]]
         for start in range(0, len(new), _CHUNK):
             parts.append(self._fetch(new[start : start + _CHUNK]).features)
@@ -81,14 +83,14 @@ class Index:
             codes = faiss.IndexPQ(
                 vectors.shape[1], vectors.shape[1] // 8, 4, faiss.METRIC_INNER_PRODUCT
             )
-            codes.pq.cp.min_points_per_centroid = 1  # of a small store, without a warning
+            codes.pq.cp.min_points_per_centroid = 1  # no warning for a small store
             codes.train(vectors)
         before = codes.ntotal
         for start in range(before + 1, last + 1, _CHUNK):
             codes.add(self._vectors(np.arange(start, min(start + _CHUNK, last + 1))))
         self._codes = codes
         if codes.ntotal > before:
-            with suppress(UserError):  # no room, or another process writes: it is made again
+            with suppress(UserError):  # no disk space, or another writer: it is saved later
                 self._save()
         if codes.ntotal > before or self._fast is None:
             self._fast = faiss.IndexPQFastScan(codes)  # pyright: ignore[reportArgumentType]
@@ -99,25 +101,26 @@ class Index:
         return np.pad(vectors, ((0, 0), (0, -vectors.shape[1] % 8)))
 
     def _save(self) -> None:
-        """The codes, zeros where nothing is held: another process may have freed it."""
+        """Write the codes to the file, with zeros for freed rows, which another process may have
+        freed in the meantime."""
         import faiss
 
         codes = self._codes
         with self._alone() as held:
             table = faiss.vector_to_array(codes.codes).reshape(codes.ntotal, -1)
-            gone = np.ones(codes.ntotal, dtype=bool)
-            gone[held[held <= codes.ntotal] - 1] = False
-            table[gone] = 0
+            freed = np.ones(codes.ntotal, dtype=bool)
+            freed[held[held <= codes.ntotal] - 1] = False
+            table[freed] = 0
             faiss.copy_array_to_vector(table.ravel(), codes.codes)
             centres = faiss.vector_to_array(codes.pq.centroids).reshape(codes.pq.M, -1)
             tensors = {"centres": torch.from_numpy(centres), "codes": torch.from_numpy(table)}
             write_tensors(self.path, tensors, {"store": self._seal})
 
     def erase(self, held: np.ndarray) -> None:
-        """Forget all but what is held, in memory and in the file."""
+        """Forget everything but the stored ids `held`, in memory and in the file."""
         remove_leftovers(self.path)
         self._load()
-        if self._codes is not None:  # of a large store, or one that was large
+        if self._codes is not None:  # the store is large, or was
             self._save()
         if self._fast is not None:
             import faiss
@@ -128,8 +131,8 @@ class Index:
             self.update(held, int(held[-1]) if len(held) else 0)
 
     def _load(self) -> None:
-        """The file's codes; one that is damaged, or of another store, is removed. Not by faiss,
-        which trusts what it reads."""
+        """Load the codes from the file; if it is damaged or belongs to another store, remove it.
+        faiss's own reader is not used, because it trusts its input."""
         if self._codes is not None or not self.path.is_file():
             return
         import faiss
@@ -142,7 +145,7 @@ class Index:
             shape = (len(tensors.get("codes", ())), -(-parts // 2))
             table = require_tensor(tensors, "codes", self.path, [torch.uint8], shape)
             if about.get("store") != self._seal:
-                raise UserError(f"{self.path} is of another store")
+                raise UserError(f"{self.path} belongs to another store")
         except UserError:
             self.path.unlink(missing_ok=True)
             return
@@ -153,7 +156,7 @@ class Index:
         self._codes = codes
 
     def rank(self, cues: Sequence[Cue], count: int) -> list[Candidates]:
-        """For each cue, pairs of a row, a position among the ids held, and a shift."""
+        """The best candidates for each cue. Their rows are positions among the stored ids."""
         if self._fast is None:
             assert self._features is not None
             return Candidates.rank(cues, self._features, count)

@@ -1,7 +1,7 @@
-"""Decoded pictures beside the store's file, a byte for each pixel.
+"""A cache of decoded pictures, in a file beside the store's: one byte per pixel and channel.
 
-A cache: made from the blocks, and again where it is missing or damaged. Row id - 1 holds the
-picture and a check sum; what is freed becomes zeros.
+It is made from the blocks; missing or damaged rows are made anew. Row id - 1 has the picture and a
+checksum. Freed rows become zeros.
 """
 
 import os
@@ -14,20 +14,20 @@ import numpy as np
 
 from kanerva.plain_files import NO_LINK, open_regular, write_all, write_whole
 
-_HEADER = 64  # bytes: what was decoded with
+_HEADER = 64  # bytes, which hold the seal
 
 
 class LevelsFile:
-    """Rows of bytes by id, of which a process reads what it needs."""
+    """Rows of bytes by id. A process reads only the rows that it needs."""
 
     def __init__(self, path: Path, size: int, seal: str) -> None:
-        """`size` bytes a picture; `seal` names the store, and the weights that decoded them."""
+        """`size`: bytes per picture. `seal`: identifies the store and the model's weights."""
         self.path, self.size, self.width = path, size, size + 4
         self._head = seal.encode()[:_HEADER].ljust(_HEADER, b"\0")
         self._ensure()
 
     def _ensure(self) -> None:
-        """Begin anew where there is no such file of this store's, but a pipe, a link or another."""
+        """Start a new file, unless there is a regular one of this store."""
         try:
             with open_regular(self.path) as file:
                 if not self.path.is_symlink() and file.read(_HEADER) == self._head:
@@ -41,7 +41,7 @@ class LevelsFile:
         return self.path.stat().st_size if self.path.is_file() else 0
 
     def write(self, ids: Sequence[int], levels: np.ndarray) -> None:
-        """Rows of pictures, on the disk when this returns."""
+        """Write the rows of pictures; they are on disk when this returns."""
         rows = np.zeros((len(ids), self.width), dtype=np.uint8)
         rows[:, : self.size] = levels.reshape(len(ids), self.size)
         sums = [
@@ -51,11 +51,11 @@ class LevelsFile:
         self._put(ids, rows)
 
     def erase(self, ids: Sequence[int]) -> None:
-        """Zeros, and a sum that does not fit them."""
+        """Overwrite rows with zeros, the checksum too, so that it does not match."""
         self._put(ids, np.zeros((len(ids), self.width), dtype=np.uint8))
 
     def holds(self, ids: Sequence[int]) -> int:
-        """How many of some freed rows are not blank."""
+        """How many of these rows, which are freed, are not all zeros."""
         count = 0
         self._ensure()
         with open_regular(self.path) as file:
@@ -65,7 +65,7 @@ class LevelsFile:
         return count
 
     def cut_after(self, last: int) -> None:
-        """End behind the last id: what follows was being added when its process was killed."""
+        """Truncate after the last id: rows that follow were left by a process killed in `add`."""
         end = _HEADER + last * self.width
         if self.bytes > end:
             os.truncate(self.path, end)
@@ -82,8 +82,8 @@ class LevelsFile:
             os.close(handle)
 
     def read(self, ids: np.ndarray, mend: Callable[[list[int]], np.ndarray]) -> np.ndarray:
-        """Pictures of ids that are held. Rows that do not fit their sum come from `mend`, which
-        makes them of their blocks."""
+        """Read the pictures of stored ids. Rows whose checksum does not match come from `mend`,
+        which decodes their blocks."""
         rows = self._get(ids)
         sums = rows[:, self.size :].copy().view("<u4")[:, 0]
         bad = [
@@ -97,13 +97,13 @@ class LevelsFile:
         return rows[:, : self.size]
 
     def _get(self, ids: np.ndarray) -> np.ndarray:
-        """Rows as they stand in the file, zeros beyond its end; those that follow one another in
-        one piece. Read, not mapped: pages that a search touches would stay in memory."""
+        """Read rows from the file, consecutive ones in one piece; zeros beyond its end. The file is
+        not memory-mapped: the pages that a search touches would stay in memory."""
         rows = np.zeros((len(ids), self.width), dtype=np.uint8)
         if not len(ids):
             return rows
         starts = np.flatnonzero(np.diff(ids, prepend=-1) != 1).tolist()
-        with suppress(OSError), open_regular(self.path) as file:  # else all are made again
+        with suppress(OSError), open_regular(self.path) as file:  # missing rows are mended
             for start, end in zip(starts, [*starts[1:], len(ids)], strict=True):
                 place = _HEADER + (int(ids[start]) - 1) * self.width
                 data = os.pread(file.fileno(), (end - start) * self.width, place)

@@ -1,9 +1,8 @@
-"""The bytes of a file that SQLite has open too.
+"""Raw access to a file that SQLite has open too.
 
-A process that closes a file loses all its locks on it, through whichever handle it has them
-(POSIX), and SQLite's are such locks: another process would then take the store for closed, and
-remove the log that this one goes on to write. So a file has one handle here, closed with the last
-store of it.
+Under POSIX, a process that closes any handle of a file loses all its locks on that file, including
+SQLite's. Another process would then take the store for closed, and remove the log while this one
+still writes to it. So each file has a single handle here, which is closed with its last store.
 """
 
 import os
@@ -12,12 +11,12 @@ from pathlib import Path
 from threading import Lock
 
 _LOCK = Lock()
-_HANDLES: dict[tuple[int, int], list[int]] = {}  # of a device and inode: handle, users
+_HANDLES: dict[tuple[int, int], list[int]] = {}  # (device, inode): [handle, number of users]
 _PART = 1 << 24  # bytes read at once
 
 
 def hold(path: Path) -> int:
-    """A handle to read from, until `release`."""
+    """Open a handle for reading, or share the open one; call `release` when done."""
     with _LOCK:
         about = path.stat()
         kept = _HANDLES.get((about.st_dev, about.st_ino))
@@ -30,7 +29,7 @@ def hold(path: Path) -> int:
 
 
 def release(handle: int) -> None:
-    """After SQLite has closed the file."""
+    """Give a handle back; call this only after SQLite has closed the file."""
     with _LOCK:
         for key, kept in list(_HANDLES.items()):
             if kept[0] == handle:
@@ -41,7 +40,7 @@ def release(handle: int) -> None:
 
 
 def search(handle: int, needles: Sequence[bytes]) -> set[bytes]:
-    """Which of these stand in a file."""
+    """Which of these byte strings occur in a file."""
     found, start = set[bytes](), 0
     overlap = max((len(needle) for needle in needles), default=1)
     while part := os.pread(handle, _PART + overlap, start):

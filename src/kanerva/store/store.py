@@ -1,16 +1,16 @@
-"""Store: images in one file, found from a damaged piece, with a probability, and forgotten.
+"""Store: images in one file. They are found from a damaged part, with probabilities, and freed.
 
     store = kanerva.Store("digits.kanerva", model="mnist")
     ids = store.add(images, payloads)            # durable when it returns
     hits = store.find(cue, observed=mask)        # hits[0].id, .probability, .image;  hits.none
-    receipt = store.free(ids[:2])                # gone from the file, not only from the index
+    receipt = store.free(ids[:2])                # erased from the file, not only from the index
 
-One process writes at a time, any number read; each sees what others have written, never half of
-it. Beside the file lie caches that are made from it: pictures, and for large stores an index.
+One process can write at a time, and any number can read; each sees all finished writes of the
+others. Caches beside the file are made from it: pictures and, for large stores, an index.
 
-Where a model's blocks are bits, images come back exactly; `model=model.within(56)` stores at most
-56 bits of each. Gists are not refined, as they are for a memory: blocks take a few bits more, and
-adding is many times faster.
+If the model's blocks are bits, images are stored exactly; `model=model.within(56)` stores at most
+56 bits of each. Unlike in a memory, gists are not refined: blocks take a few bits more, and adding
+is many times faster.
 """
 
 import hashlib
@@ -48,46 +48,47 @@ from kanerva.store.levels import LevelsFile
 from kanerva.store.raw import search as search_bytes
 
 _BATCH = 64  # images encoded, decoded and committed at once
-_SHORT = 8  # bytes of a block or a payload, below which finding it somewhere says nothing
+_SHORT = 8  # bytes: shorter blocks and payloads may occur elsewhere by chance
 
 
 def as_ids(value: object) -> list[int]:
-    """Ids as numbers: one, or several of any kind."""
+    """Convert an id, or any sequence of ids, to a list of integers."""
     try:
         one = isinstance(value, int) or getattr(value, "ndim", 1) == 0
         return [index(id) for id in ([value] if one else value)]  # pyright: ignore
     except TypeError:
-        raise UserError(f"ids are whole numbers, such as add returns, got {shown(value)}") from None
+        raise UserError(f"ids are integers, such as add returns, got {shown(value)}") from None
 
 
 @dataclass(frozen=True)
 class Receipt:
-    """What `free` did. `found` counts freed items whose bytes still stand in a file: none, unless
-    `pending` says that a reader in another process still needs the log; then `verify` again."""
+    """The result of `free`. `found` counts freed items whose bytes are still in a file: 0, unless
+    `pending`. That means that a reader in another process still needs the log: call `verify` later.
+    """
 
     ids: list[int]
-    bytes: int  # of blocks and payloads, overwritten
+    bytes: int  # of the blocks and payloads that were overwritten
     found: int
     pending: bool
 
 
 class Store:
-    """Images held on disk, by id. Ids count from 1 and are never used twice."""
+    """Images on disk, by id. Ids count from 1 and are never reused."""
 
     def __init__(self, path: str | Path, model: str | Path | MemoryModel | None = None) -> None:
-        """Open the store at `path`, or make it where there is none: then `model` says which writes
-        it, by name or as it is: `kpp` or `kpp-bits`. Other weights than those it was written with
-        are refused."""
+        """Open the store at `path`, or make a new one, written by `model`: a name, or a model of
+        type `kpp` or `kpp-bits`. An existing store opens only with the weights it was written with;
+        without `model`, the model named in the file is loaded."""
         named = as_path(path)
         self.path = Path(os.path.realpath(named)) if os.path.islink(named) else named
-        given = self._written_with() if model is None else model
-        if isinstance(given, MemoryModel):
-            name, model = given.config.name, given
+        source = self._written_with() if model is None else model
+        if isinstance(source, MemoryModel):
+            name, model = source.config.name, source
         else:
-            folder = shipped_folder(given)
-            name = str(given) if folder is None else folder.name
+            folder = shipped_folder(source)
+            name = str(source) if folder is None else folder.name
             try:
-                model = load(given)
+                model = load(source)
             except UserError as error:
                 if model is not None:
                     raise
@@ -117,6 +118,7 @@ class Store:
         self._sync()
 
     def _written_with(self) -> str:
+        """The name of the model that writes this store."""
         database = Database(self.path)
         database.close()
         return database.about["model"]
@@ -125,29 +127,30 @@ class Store:
         return self.path.with_name(f"{self.path.name}-{kind}")
 
     def _sync(self) -> None:
-        """See what others have written."""
+        """Update the ids if this or another process has written."""
         if (version := self._db.version()) != self._version:
             last, freed = self._db.state()
             self._freed, self._ids = set(freed), live_ids(last, freed)
             self._version = version
 
     def _mend(self, ids: list[int]) -> np.ndarray:
-        """Pictures that the cache has lost, made of their blocks again; of freed ones blanks."""
+        """Decode pictures that are missing in the cache, and write them to it; zeros for freed
+        ids."""
         held = [id for id in ids if id not in self._freed]
         made = np.zeros((len(ids), *self.model.config.image), dtype=np.uint8)
         for start in range(0, len(held), _BATCH):
             part = held[start : start + _BATCH]
             levels = self._codec.read([row[:2] for row in self._db.rows(part)]).levels.numpy()
             made[[ids.index(id) for id in part]] = levels
-            with suppress(UserError), self._db.writing():  # no room, or busy: made again later
-                gone = self._db.freed_of(part)  # meanwhile, and erased from the cache
-                kept = [n for n, id in enumerate(part) if id not in gone]
+            with suppress(UserError), self._db.writing():  # disk full or busy: cached another time
+                freed = self._db.freed_of(part)  # in the meantime, and erased from the cache
+                kept = [n for n, id in enumerate(part) if id not in freed]
                 self._levels.write([part[n] for n in kept], levels[kept])
         return made
 
     @contextmanager
     def _alone(self) -> Iterator[np.ndarray]:
-        """No other process writes meanwhile; the ids that are held."""
+        """Lock out other writers; gives the stored ids."""
         with self._db.writing():
             yield live_ids(*self._db.state())
 
@@ -163,8 +166,8 @@ class Store:
     def add(
         self, images: Images, payloads: Sequence[str] | None = None, *, progress: bool = False
     ) -> list[int]:
-        """Ids of images (T, C, H, W), each with a string of its own. What was added is on the disk,
-        batch by batch; an interrupted call leaves whole batches."""
+        """Add images (T, C, H, W), each with its own string (payload); return their ids. Images are
+        on disk when this returns. An interrupted call leaves complete batches."""
         if require_tensor_images(images).ndim != 4:
             raise UserError(f"add takes images (T, C, H, W), got {tuple(images.shape)}")
         pixels = self.model.as_pixels(images)[0]
@@ -177,8 +180,8 @@ class Store:
             raise UserError(f"{len(pixels)} images came with {len(texts)} payloads")
         ids: list[int] = []
         starts = range(0, len(pixels), _BATCH)
-        # tqdm's lock, even of a bar that is not shown, is shared with forked processes: one that is
-        # killed in it would stop all others
+        # No disabled bar: even that takes tqdm's lock, which forked processes share. If one of them
+        # were killed while it holds the lock, all others would hang.
         for start in tqdm(starts, "add", unit="batch") if progress else starts:
             ids += self._add(pixels[start : start + _BATCH], texts[start : start + _BATCH])
         self._sync()
@@ -204,7 +207,7 @@ class Store:
         k: int = 5,
         prior_none: float = 0.5,
     ) -> Hits | list[Hits]:
-        """The `k` images held that a cue most likely shows, and `.none`: see `Kpp.find`."""
+        """Find the `k` stored images that a cue most likely shows, and `.none`: see `Kpp.find`."""
         seen = None if observed is None else as_mask(observed)
         cues = as_cues(self.model, require_tensor_images(cue, "cue"), seen, noise, shifts)
         while True:
@@ -216,7 +219,7 @@ class Store:
                 return hits if cue.ndim == 4 else hits[0]
             except UserError:
                 self._sync()
-                if self._freed == freed:  # else another process freed what was being compared
+                if self._freed == freed:  # else retry: another process freed a candidate
                     raise
 
     def _held(self) -> Held:
@@ -237,20 +240,20 @@ class Store:
         return self.get([id])[0]
 
     def get(self, ids: int | Sequence[int]) -> Float[Tensor, "n C H W"]:
-        """Pictures of ids: expected pixels on [0, 1]; those that a block stores as they were."""
+        """Decode images by id: expected pixels on [0, 1]; pixels that a block stores are exact."""
         self._sync()
         named = as_ids(ids)
-        self._db.rows(named)  # refuses those that are not held
+        self._db.rows(named)  # refuses ids that are not stored
         pictures = self._pictures(np.asarray(named, dtype=np.int64))
         return show_stored(to_logits(pictures.levels)) if self.model.has_code else pictures.means
 
     def pictures(self, ids: np.ndarray) -> Pictures:
-        """The same, as they are compared: a byte for each pixel."""
+        """The same pictures as bytes, in the format in which they are compared."""
         self._sync()
         return self._pictures(ids)
 
     def payloads(self, ids: Sequence[int]) -> list[str]:
-        """The strings that came with images."""
+        """The strings that were added with images."""
         return self._db.payloads(as_ids(ids))
 
     def __len__(self) -> int:
@@ -268,7 +271,7 @@ class Store:
     # Free
 
     def free(self, ids: int | Sequence[int]) -> Receipt:
-        """Forget images: overwrite them in file, log and caches, then look for them there."""
+        """Erase images: overwrite them in file, log and caches, then search these for remains."""
         named = as_ids(ids)
         if len(set(named)) != len(named):
             raise UserError(f"an id is named twice: {named}")
@@ -301,20 +304,20 @@ class Store:
 
     @property
     def files(self) -> list[Path]:
-        """Everything this store has on the disk."""
+        """All files of this store."""
         kinds = ("wal", "shm", "levels", "index")
         return [p for p in (self.path, *map(self._beside, kinds)) if p.is_file()]
 
     def _search_files(self, needles: Sequence[bytes]) -> set[bytes]:
-        """Which of these bytes stand in any file of this store."""
+        """Which of these byte strings occur in any file of this store."""
         found = self._db.search(needles)
-        for path in map(self._beside, ("wal", "levels", "index")):  # the shm is numbers of pages
+        for path in map(self._beside, ("wal", "levels", "index")):  # the shm has page numbers only
             with suppress(FileNotFoundError), open_regular(path) as file:
                 found |= search_bytes(file.fileno(), needles)
         return found
 
     def verify(self) -> Receipt:
-        """Read everything: refuse a damaged file, mend caches, finish what is pending."""
+        """Read everything: refuse a damaged file, repair caches, finish pending erasures."""
         with self._db.plain_errors():
             self._db.check()
             self._sync()
@@ -330,7 +333,7 @@ class Store:
             return Receipt(pending, 0, 0, not emptied)
 
     def info(self) -> dict[str, object]:
-        """What is held, by which model, and its bytes on the disk and in memory."""
+        """The model, the number of images, and the bytes on disk and in memory."""
         sizes = {path.name: path.stat().st_size for path in self.files}
         about: dict[str, object] = {n: self._db.about[n] for n in ("model", "fingerprint", "image")}
         return about | {"images": len(self), "files": sizes, "index_bytes": self._index.bytes}

@@ -1,1 +1,1 @@
-"""The systems that Kanerva++ is compared with (Table 1), with their memories."""
+"""The systems that Kanerva++ is compared with (Table 1)."""

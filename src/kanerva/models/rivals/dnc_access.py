@@ -4,9 +4,9 @@
     state = step(state, parse_interface(vector, width, heads))  # free, write, link, read
     reads = state.reads                                         # R vectors, for the controller
 
-Letters as in the paper: N slots of W numbers (M), R read heads, usage u, links L, precedence p.
-Each function is one line of the paper, batched over episodes. Every weighting lies in the simplex:
-not negative, and with a sum of at most one.
+Letters are the paper's: N slots of W numbers (M), R read heads, usage u, links L, precedence p.
+Each function is one equation of the paper, batched over episodes. Every weighting is nonnegative,
+with a sum of at most one.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-_EPSILON = 1e-6  # DeepMind's code: keeps off zero a squared norm, and usage before its logarithm
+_EPSILON = 1e-6  # as in DeepMind's code: keeps squared norms, and usage in a logarithm, above zero
 
 Slots = Float[Tensor, "B N W"]  # M
 Weighting = Float[Tensor, "B N"]  # over slots: w^w, a, u, p
@@ -34,7 +34,7 @@ Vectors = Float[Tensor, "B R W"]
 
 @dataclass(frozen=True)
 class Interface:
-    """What a controller asks of the memory in one step."""
+    """The parameters of one step of memory access, which a controller outputs."""
 
     read_keys: Vectors
     read_strengths: Gates
@@ -49,7 +49,7 @@ class Interface:
 
 
 def interface_sizes(width: int, heads: int) -> dict[str, int]:
-    """Numbers of each part of the interface vector, in their order: W R + 3 W + 5 R + 3."""
+    """The size of each part of the interface vector, in order; their sum is W R + 3 W + 5 R + 3."""
     return {
         "read_keys": heads * width,
         "read_strengths": heads,
@@ -65,7 +65,7 @@ def interface_sizes(width: int, heads: int) -> dict[str, int]:
 
 
 def parse_interface(vector: Float[Tensor, "B xi"], width: int, heads: int) -> Interface:
-    """A controller's output, each part squashed to its range."""
+    """Split a controller's output, and map each part to its range."""
     sizes = interface_sizes(width, heads)
     part = dict(zip(sizes, vector.split(list(sizes.values()), dim=-1), strict=True))
     return Interface(
@@ -83,7 +83,7 @@ def parse_interface(vector: Float[Tensor, "B xi"], width: int, heads: int) -> In
 
 
 def oneplus(x: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
-    """1 + ln(1 + e^x): the range [1, inf) of a strength."""
+    """1 + ln(1 + e^x), which maps to [1, inf), the range of a strength."""
     return 1 + F.softplus(x)
 
 
@@ -96,8 +96,8 @@ def content_weights(memory: Slots, keys: Vectors, strengths: Gates) -> Weighting
 
 
 def _unit(x: Float[Tensor, "*any W"]) -> Float[Tensor, "*any W"]:
-    """A vector at length one. Below a length of about 1e-3 it fades to zero: a slot that was hardly
-    touched is like none, and none has a gradient that explodes."""
+    """Normalise vectors. Those shorter than about 1e-3 shrink towards zero: a slot that was hardly
+    written to matches nothing, and gradients stay bounded."""
     return x * (x.square().sum(-1, keepdim=True) + _EPSILON).rsqrt()
 
 
@@ -105,25 +105,25 @@ def _unit(x: Float[Tensor, "*any W"]) -> Float[Tensor, "*any W"]:
 
 
 def retention(free_gates: Gates, read_weights: Weightings) -> Weighting:
-    """psi = prod_i (1 - f^i w^r,i): how much of each slot the free gates leave in use."""
+    """psi = prod_i (1 - f^i w^r,i): the share of each slot that the free gates do not free."""
     kept = 1 - free_gates[..., None] * read_weights
     product = kept[:, 0]
-    for head in range(1, kept.shape[1]):  # the gradient of torch.prod waits for the device
+    for head in range(1, kept.shape[1]):  # the gradient of torch.prod synchronises the device
         product = product * kept[:, head]
     return product
 
 
 def next_usage(usage: Weighting, write_weights: Weighting, kept: Weighting) -> Weighting:
-    """u = (u + w - u w) psi, from the last step's usage and writing."""
+    """u = (u + w - u w) psi, from the usage and write weights of the step before."""
     return (usage + write_weights - usage * write_weights) * kept
 
 
 def allocation_weights(usage: Weighting) -> Weighting:
-    """a[phi_j] = (1 - u[phi_j]) prod_{i<j} u[phi_i], phi the slots from least to most used.
+    """a[phi_j] = (1 - u[phi_j]) prod_{i<j} u[phi_i], where phi sorts slots from least to most used.
 
-    The order, which has no gradient, is kept as a table of who comes before whom instead of as a
-    sort: the product over those before is then a product of matrices in logarithms, and its
-    gradient needs no scatter and no look at the values. Of equals the first comes first.
+    Instead of sorting, a matrix `before` says which slot precedes which; it has no gradient. The
+    product over preceding slots is then a matrix product of logarithms, whose gradient needs no
+    scatter and no device synchronisation. Of slots with equal usage the first precedes.
     """
     usage = _EPSILON + (1 - _EPSILON) * usage
     mine, other = usage[:, :, None], usage[:, None, :]
@@ -151,19 +151,19 @@ def erase_and_add(memory: Slots, write_weights: Weighting, erase: Vector, add: V
 
 
 def next_links(links: Links, precedence: Weighting, write_weights: Weighting) -> Links:
-    """L[i, j] = (1 - w[i] - w[j]) L[i, j] + w[i] p[j], and L[i, i] = 0; p of the step before."""
+    """L[i, j] = (1 - w[i] - w[j]) L[i, j] + w[i] p[j], L[i, i] = 0, with p of the step before."""
     to, source = write_weights[:, :, None], write_weights[:, None, :]
     links = (1 - to - source) * links + to * precedence[:, None, :]
     return links * (1 - torch.eye(links.shape[-1], dtype=links.dtype, device=links.device))
 
 
 def next_precedence(precedence: Weighting, write_weights: Weighting) -> Weighting:
-    """p = (1 - sum w) p + w: how much each slot was the last one written."""
+    """p = (1 - sum w) p + w: the degree to which each slot was the last one written."""
     return (1 - write_weights.sum(-1, keepdim=True)) * precedence + write_weights
 
 
 def directions(links: Links, read_weights: Weightings) -> tuple[Weightings, Weightings]:
-    """b = L^T w^r and f = L w^r: what was written before, and after, what was read last."""
+    """b = L^T w^r and f = L w^r: the slots written before, and after, those read last."""
     return read_weights @ links, read_weights @ links.mT
 
 
@@ -183,18 +183,18 @@ def read(
     strengths: Gates,
     modes: Float[Tensor, "B R 3"],
 ) -> Weightings:
-    """Where heads look next, given where they looked last."""
+    """The next read weights, given the last ones."""
     backward, forward = directions(links, read_weights)
     content = content_weights(memory, keys, strengths)
     return next_read_weights(backward, content, forward, modes)
 
 
-# One step of it all
+# One whole step
 
 
 @dataclass(frozen=True)
 class AccessState:
-    """What is carried from step to step."""
+    """The state that is carried from step to step."""
 
     memory: Slots
     links: Links
@@ -205,7 +205,7 @@ class AccessState:
 
     @classmethod
     def zeros(cls, batch: int, slots: int, width: int, heads: int, **where: Any) -> "AccessState":
-        """A memory before any write; `where`, as in torch.zeros."""
+        """The state before any write. `where`: options of torch.zeros, such as the device."""
         shapes = [(slots, width), (slots, slots), (slots,), (slots,), (slots,), (heads, slots)]
         return cls(*[torch.zeros(batch, *shape, **where) for shape in shapes])
 
@@ -215,16 +215,16 @@ class AccessState:
         return self.read_weights @ self.memory
 
 
-def step(state: AccessState, asked: Interface) -> AccessState:
-    """Free what was read, find a slot, write, link, read: in the paper's order."""
-    kept = retention(asked.free_gates, state.read_weights)
+def step(state: AccessState, inputs: Interface) -> AccessState:
+    """Free slots that were read, allocate, write, link, read: in the paper's order."""
+    kept = retention(inputs.free_gates, state.read_weights)
     usage = next_usage(state.usage, state.write_weights, kept)
-    query = asked.write_key[:, None], asked.write_strength[:, None]
+    query = inputs.write_key[:, None], inputs.write_strength[:, None]
     content, allocation = content_weights(state.memory, *query)[:, 0], allocation_weights(usage)
-    weights = next_write_weights(allocation, content, asked.allocation_gate, asked.write_gate)
-    memory = erase_and_add(state.memory, weights, asked.erase, asked.add)
+    weights = next_write_weights(allocation, content, inputs.allocation_gate, inputs.write_gate)
+    memory = erase_and_add(state.memory, weights, inputs.erase, inputs.add)
     links = next_links(state.links, state.precedence, weights)
-    query = asked.read_keys, asked.read_strengths, asked.read_modes
+    query = inputs.read_keys, inputs.read_strengths, inputs.read_modes
     read_weights = read(memory, links, state.read_weights, *query)
     precedence = next_precedence(state.precedence, weights)
     return AccessState(memory, links, precedence, usage, weights, read_weights)

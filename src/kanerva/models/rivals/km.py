@@ -1,15 +1,15 @@
 """The Kanerva machines: a memory that is a random matrix.
 
 `km` (Wu, Wayne, Graves, Lillicrap 2018). The generative side is p(y) = N(0, 1), an address
-w = f(y) A', p(z | y, M) = N(w M, sigma^2) and p(x | z). Its M is a latent too, with a learned
-prior. `elbo` bounds E_q[-ln p(X | M)] / T, the conditional score of the papers' tables, and leaves
-KL[q(M | X) || p(M)] / T to `memory_kl`; training minimises both, which is the whole bound on
+w = f(y) A', p(z | y, M) = N(w M, sigma^2) and p(x | z). M is a latent variable too, with a learned
+prior. `elbo` bounds E_q[-ln p(X | M)] / T, the conditional score in the papers' tables. It leaves
+out KL[q(M | X) || p(M)] / T, which is `memory_kl`. Training minimises their sum, the whole bound on
 -ln p(X) / T.
 
-`dkm`, the dynamic one (Wu, Wayne, Gregor, Lillicrap 2018). Addresses are solved for: p(w) = N(0, 1)
-over the K rows, z = w M and p(x | z), no noise on z, so no KL(z). q(w | x, M) is centred on the w
-that explains the image's code best, a ridge regression. `dkm-tsm` is the same with the encoder of
-Kanerva++, whose images see their neighbours.
+`dkm` is the dynamic Kanerva machine (Wu, Wayne, Gregor, Lillicrap 2018). p(w) = N(0, 1) over the K
+rows, z = w M without noise, hence without KL(z), and p(x | z). q(w | x, M) is centred on the w that
+explains the image's code best, which a ridge regression finds. `dkm-tsm` is the same with the
+encoder of Kanerva++, where images see their neighbours.
 """
 
 from abc import abstractmethod
@@ -34,7 +34,7 @@ from kanerva.models.rivals.matrix_normal import (
     MatrixPrior,
     least_squares,
     posterior,
-    searched,
+    solve_addresses,
 )
 from kanerva.seeding import Noise
 from kanerva.shapes import Embedding, Episode, MemoryMap, PerImage
@@ -43,10 +43,11 @@ Vectors = Float[Tensor, "B T key"]  # y of km, w of dkm
 
 
 class MatrixMachine(LatentModel):
-    """What `km` and `dkm` share: an episode written into a matrix normal, one M drawn from it.
+    """What `km` and `dkm` share: an episode is written to a matrix normal, from which one M is
+    sampled.
 
-    That M, as a map (1, K, C), is all that p reads. Where an episode is written depends on means
-    alone, never on a sample that a read uses.
+    That M, as a map (1, K, C), is all that p reads. Addresses for writing depend on means only,
+    never on a sample that a read uses.
     """
 
     has_memory_kl = True
@@ -69,24 +70,24 @@ class MatrixMachine(LatentModel):
     def readout_shapes(self) -> list[list[int]]:
         return [[self.config.rows.width]]
 
-    # What the two machines do each in its own way
+    # What the two machines do differently
 
     @abstractmethod
     def codes(self, embedding: Embedding) -> Codes:
-        """What is written of each image, in float32."""
+        """The code that is written for each image, in float32."""
 
     @abstractmethod
     def addresses(self, embedding: Embedding, codes: Codes) -> Addresses:
-        """Where it is written, in float32."""
+        """The address at which it is written, in float32."""
 
     def extra_loss(self, episode: Episode, embedding: Embedding) -> Float[Tensor, ""]:
-        """What else training minimises."""
+        """A loss that training minimises in addition."""
         return torch.zeros((), device=embedding.device)
 
     # Write
 
     def matrix_posterior(self, embedding: Embedding) -> MatrixNormal:
-        """q(M | X): the prior after Bayes' rule, in float32 whatever the networks' precision."""
+        """q(M | X): the prior updated by Bayes' rule, in float32 also under mixed precision."""
         codes = self.codes(embedding)
         addresses = self.addresses(embedding, codes)
         with torch.autocast(codes.device.type, enabled=False):
@@ -95,7 +96,7 @@ class MatrixMachine(LatentModel):
     def sample_matrix(
         self, q: MatrixNormal, sample: bool = True, generator: Noise = None
     ) -> MemoryMap:
-        """One M for each episode, R + U^1/2 noise; or R itself."""
+        """Sample one M for each episode, R + U^1/2 noise; or take the mean R."""
         with torch.autocast(q.mean.device.type, enabled=False):
             memory = q.sample(generator) if sample else q.mean
         return memory[:, None]
@@ -103,16 +104,16 @@ class MatrixMachine(LatentModel):
     def write_maps(
         self, episode: Episode, features: Embedding, *, sample: bool = True, generator: Noise = None
     ) -> MemoryMap:
-        """M ~ q(M | X), before anything else is drawn."""
+        """M ~ q(M | X), sampled before anything else."""
         return self.sample_matrix(self.matrix_posterior(features), sample, generator)
 
     def empty(self, batch: int | None = None) -> Memory:
-        """What nothing was written to: the prior's mean R0."""
+        """Make a memory to which nothing was written: the prior's mean R0."""
         maps = self.prior(batch or 1).mean[:, None].detach().clone()
         return self.signed(Memory(maps[0] if batch is None else maps))
 
     def memory_kl(self, images: Images, *, generator: Noise = None) -> PerImage:
-        """KL[q(M | X) || p(M)] / T, the same for each image of an episode. No noise is drawn."""
+        """KL[q(M | X) || p(M)] / T, the same for each image of an episode; deterministic."""
         episode = self.as_pixels(images)
         kl = self.matrix_kl(self.matrix_posterior(self.encoder(episode)))
         share = (kl / episode.shape[1])[:, None].expand(episode.shape[:2])
@@ -124,7 +125,7 @@ class MatrixMachine(LatentModel):
             return q.kl(self.prior(len(q.mean)))
 
     def forward(self, episode: Episode, generator: Noise = None) -> dict[str, Tensor]:
-        """The terms of the conditional bound; KL(M) / T, which makes it whole, as `auxiliary`."""
+        """The terms of the conditional bound; `auxiliary` has KL(M) / T, which completes it."""
         embedding = self.encoder(episode)
         q = self.matrix_posterior(embedding)
         maps = self.quantised(self.sample_matrix(q, generator=generator))
@@ -158,30 +159,30 @@ class KanervaMachine(MatrixMachine):
     # Addresses and codes
 
     def weights(self, keys: Vectors) -> Addresses:
-        """w = f(y) A': how well a key fits each of K learned addresses of unit length."""
+        """w = f(y) A': inner products of f(y) with K learned addresses of unit length."""
         pointer = self.to_address(keys)
         with torch.autocast(keys.device.type, enabled=False):
             return pointer.float() @ F.normalize(self.table, dim=-1).mT
 
     def bottom_up(self, embedding: Embedding) -> DiagonalNormal:
-        """What the image alone says of its code."""
+        """The distribution of an image's code, from the image alone."""
         return DiagonalNormal.from_network(self.code(embedding))
 
     def codes(self, embedding: Embedding) -> Codes:
         return self.bottom_up(embedding).mean
 
     def addresses(self, embedding: Embedding, codes: Codes) -> Addresses:
-        """At key means: M must not tell which key sample a read draws."""
+        """Addresses at key means: M must not reveal the key sample that a read uses."""
         return self.weights(DiagonalNormal.from_network(self.keys(embedding)).mean)
 
     def key_posterior(self, features: Embedding, maps: MemoryMap) -> DiagonalNormal:
-        """q(y | x): the memory has no say in it."""
+        """q(y | x): it does not depend on the memory."""
         return DiagonalNormal.from_network(self.keys(features))
 
     # Read
 
     def traces(self, maps: MemoryMap, keys: Vectors) -> Codes:
-        """w M, a mix of rows."""
+        """w M, a weighted sum of rows."""
         addresses = self.weights(keys)
         with torch.autocast(maps.device.type, enabled=False):
             return addresses @ maps[:, 0].float()
@@ -192,12 +193,13 @@ class KanervaMachine(MatrixMachine):
         return DiagonalNormal(mean, (0.5 * self.prior.noise_variance.log()).expand_as(mean))
 
     def readout_posterior_at(self, features: Embedding, prior: DiagonalNormal) -> DiagonalNormal:
-        """q(z | x, y, M): top-down and bottom-up, each weighed by its precision (ours: the paper
-        gives both to a network). Its KL falls to zero as the image's own word gets unsure."""
-        seen = self.bottom_up(features)
-        sure, surer = (-2 * prior.log_std).exp(), (-2 * seen.log_std).exp()
-        total = sure + surer
-        mean = (sure * prior.mean + surer * seen.mean) / total
+        """q(z | x, y, M): the product of the prior (top-down) and the image's own normal
+        (bottom-up), so each counts by its precision (ours: in the paper a network combines them).
+        Its KL falls to zero as the precision of the image's normal does."""
+        image = self.bottom_up(features)
+        top_down, bottom_up = (-2 * prior.log_std).exp(), (-2 * image.log_std).exp()  # precisions
+        total = top_down + bottom_up
+        mean = (top_down * prior.mean + bottom_up * image.mean) / total
         return DiagonalNormal(mean, -0.5 * total.log())
 
 
@@ -211,7 +213,7 @@ class DynamicKanervaMachine(MatrixMachine):
     def __init__(self, config: DkmConfig) -> None:
         super().__init__(config)
         self.code = nn.Linear(self.encoder.features, config.rows.width)
-        self.log_spread = nn.Parameter(torch.tensor(0.3).log())  # of w; where the authors' starts
+        self.log_spread = nn.Parameter(torch.tensor(0.3).log())  # of w; the authors' value
 
     @property
     def key_shape(self) -> tuple[int, ...]:
@@ -223,13 +225,13 @@ class DynamicKanervaMachine(MatrixMachine):
         return self.code(embedding).float()
 
     def addresses(self, embedding: Embedding, codes: Codes) -> Addresses:
-        """Each solved from the mean of the memory as it stands, written before the next."""
+        """Solve for each address in the mean of the memory, and write its code before the next."""
         with torch.autocast(codes.device.type, enabled=False):
             prior, variance = self.prior(len(codes)), self.prior.noise_variance
-            return searched(prior, codes, variance)  # pyright: ignore[reportCallIssue]
+            return solve_addresses(prior, codes, variance)  # pyright: ignore[reportCallIssue]
 
     def key_posterior(self, features: Embedding, maps: MemoryMap) -> DiagonalNormal:
-        """q(w | x, M): q may see the image, and it looks for its code in M.
+        """q(w | x, M): q may see the image, so it solves for the address of its code in M.
 
         KL(w) = 1/2 [|w|^2 + K (sigma_w^2 - 1 - ln sigma_w^2)].
         """
@@ -241,7 +243,7 @@ class DynamicKanervaMachine(MatrixMachine):
     # Read
 
     def traces(self, maps: MemoryMap, keys: Vectors) -> Codes:
-        """w M: the code that the decoder is given."""
+        """w M: the code that is decoded."""
         with torch.autocast(maps.device.type, enabled=False):
             return keys.float() @ maps[:, 0].float()
 
@@ -253,13 +255,13 @@ class DynamicKanervaMachine(MatrixMachine):
         return prior
 
     def extra_loss(self, episode: Episode, embedding: Embedding) -> Float[Tensor, ""]:
-        """The authors' autoencoder loss, -ln p(x | z) of the codes themselves: it teaches what is
-        to be stored before anything is. Training only; no score has it."""
+        """The authors' autoencoder loss, -ln p(x | z) at the codes: it trains the codes before they
+        are written. For training only; no score includes it."""
         return -self.likelihood.log_prob(self.decoder(self.codes(embedding)), episode).mean()
 
     @torch.no_grad()
     def reconstruct(self, images: Images) -> Float[Tensor, "*B T C H W"]:
-        """Decode the codes themselves; `recall` with one step reads them from a memory."""
+        """Decode the codes directly; `recall` with one step reads them from a memory."""
         codes = self.codes(self.encoder(self.as_episodes(images)))
         pixels = self.likelihood.mean(self.decoder(codes))
         return pixels if images.ndim == 5 else pixels[0]

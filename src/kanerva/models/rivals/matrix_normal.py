@@ -1,4 +1,4 @@
-"""A memory that is a random matrix: what the Kanerva machines write to (Wu et al. 2018a, 2018b).
+"""A random matrix, the memory of the Kanerva machines (Wu et al. 2018a, 2018b).
 
 M (K rows of C numbers) is matrix normal: mean R, covariance U between rows, none between columns.
 Writing a code z at an address w is Bayes' rule for z = w M + noise:
@@ -6,8 +6,8 @@ Writing a code z at an address w is Bayes' rule for z = w M + noise:
     delta = z - w R,   c = w U,   s = w U w' + sigma^2
     R <- R + c' delta / s,   U <- U - c' c / s                       (`updated`)
 
-Writing a whole episode at given addresses is the posterior of a linear regression, the same
-numbers whatever the order (`posterior`).
+Writing a whole episode at known addresses gives the posterior of a linear regression, which does
+not depend on the order (`posterior`).
 """
 
 from dataclasses import dataclass
@@ -24,14 +24,14 @@ Square = Float[Tensor, "B rows rows"]
 Addresses = Float[Tensor, "B T rows"]  # w
 Codes = Float[Tensor, "B T width"]  # z
 
-_SMALLEST_VARIANCE = 1e-3  # ours: sigma, and each prior row's spread, stay above 0.03
+_SMALLEST_VARIANCE = 1e-3  # ours: sigma and the prior deviation of each row stay above 0.03
 
 
 def cholesky(matrix: Square) -> Square:
-    """The lower root of a positive definite matrix, its diagonal raised by rounding's size.
+    """The lower Cholesky factor, after adding about the rounding error to the diagonal.
 
-    A failure shows as numbers that are not finite, not by an exception: that would wait for the
-    device. Training leaves such a step out.
+    A failure gives numbers that are not finite instead of an exception, which would have to
+    synchronise the device. Training skips such a step.
     """
     diagonal = matrix.diagonal(dim1=-2, dim2=-1).mean(dim=-1)[..., None, None]
     jitter = 100 * torch.finfo(matrix.dtype).eps * diagonal
@@ -40,38 +40,39 @@ def cholesky(matrix: Square) -> Square:
 
 
 class Solve(torch.autograd.Function):
-    """x = A^-1 b, A positive definite. The gradient is by the theorem of implicit functions,
+    """x = A^-1 b, A positive definite. With ' for gradients, the implicit function theorem gives
 
         b' = A^-1 x',   A' = -b' x^T
 
-    two triangular solves with the root at hand, where that of a Cholesky factor takes six."""
+    which takes two triangular solves with the saved factor. Differentiating through a Cholesky
+    factorisation would take six."""
 
     @staticmethod
     def forward(ctx, matrix: Square, right: Tensor) -> Tensor:  # noqa: ANN001
         root = cholesky(matrix)
-        solution = _solved(root, right)
+        solution = _solve_with_root(root, right)
         ctx.save_for_backward(root, solution)
         return solution
 
     @staticmethod
     def backward(ctx, *grad_outputs: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ANN001
         root, solution = ctx.saved_tensors
-        right = _solved(root, grad_outputs[0])
+        right = _solve_with_root(root, grad_outputs[0])
         return -right @ solution.mT, right
 
 
-def _solved(root: Square, right: Tensor) -> Tensor:
+def _solve_with_root(root: Square, right: Tensor) -> Tensor:
     half = torch.linalg.solve_triangular(root, right, upper=False)
     return torch.linalg.solve_triangular(root.mT, half, upper=True)
 
 
 def least_squares(memory: Rows, codes: Codes, ridge: Float[Tensor, ""]) -> Addresses:
-    """Where a memory holds something like a code (2018b):
+    """The address at which a memory reads most like a code (2018b):
 
         w = argmin |z - w M|^2 + ridge |w|^2 = (M M' + ridge I)^-1 M z
 
-    by Cholesky. The authors' code hands M M' to a ridge solver that squares it once more; this is
-    the equation as printed.
+    by Cholesky, as in the printed equation. The authors' code passes M M' to a ridge solver, which
+    squares it a second time.
     """
     identity = torch.eye(memory.shape[-2], dtype=memory.dtype, device=memory.device)
     squares = memory @ memory.mT + ridge * identity
@@ -80,7 +81,7 @@ def least_squares(memory: Rows, codes: Codes, ridge: Float[Tensor, ""]) -> Addre
 
 @dataclass(frozen=True)
 class MatrixNormal:
-    """MN(mean, U, I), U = root root': one for each episode. The root is upper triangular."""
+    """MN(mean, U, I) for each episode, with U = root root'. The root is upper triangular."""
 
     mean: Rows
     root: Square
@@ -96,7 +97,7 @@ class MatrixNormal:
         return 2 * self.root.diagonal(dim1=-2, dim2=-1).log().sum(dim=-1)
 
     def sample(self, generator: Noise = None) -> Rows:
-        """One memory for each episode: R + root noise."""
+        """Sample one memory for each episode: R + root noise."""
         noise = normal(tuple(self.mean.shape), generator, self.mean.device)
         return self.mean + self.root @ noise.to(self.mean.dtype)
 
@@ -105,7 +106,7 @@ class MatrixNormal:
 
         1/2 [C tr(U0^-1 U) + tr((R-R0)' U0^-1 (R-R0)) - C K + C ln |U0|/|U|]
 
-        from the state before an episode to the state after it, off-diagonal terms and all.
+        between the states after and before an episode, including off-diagonal terms.
         """
         rows, width = self.mean.shape[-2:]
 
@@ -121,12 +122,12 @@ class MatrixNormal:
 def posterior(
     prior: MatrixNormal, addresses: Addresses, codes: Codes, variance: Float[Tensor, ""]
 ) -> MatrixNormal:
-    """q(M | W, Z): an episode's codes written at once.
+    """q(M | W, Z): all codes of an episode, written at once.
 
         U = (U0^-1 + W'W / sigma^2)^-1,   R = R0 + U W' (Z - W R0) / sigma^2
 
-    Worked out in units of the prior, where U0 is 1: what is factored is 1 + G' G, whose
-    eigenvalues no rounding brings below zero.
+    It is computed in units of the prior, where U0 = I. The matrix to factor is then I + G' G, whose
+    eigenvalues stay positive under rounding.
     """
     scaled = addresses @ prior.root  # (B, T, K): W in units of the prior
     identity = torch.eye(scaled.shape[-1], dtype=scaled.dtype, device=scaled.device)
@@ -146,7 +147,7 @@ def updated(
     code: Float[Tensor, "B width"],
     variance: Float[Tensor, ""],
 ) -> tuple[Rows, Square]:
-    """R and U after one more code: the update of the papers, as printed."""
+    """R and U after writing one code: the papers' update, as printed."""
     w = address[:, None]  # (B, 1, K)
     delta = code[:, None] - w @ mean
     shared = w @ covariance
@@ -155,29 +156,30 @@ def updated(
     return mean + gain @ delta, covariance - gain @ shared
 
 
-def one_more(
+def solve_and_write(
     mean: Rows, covariance: Square, code: Float[Tensor, "B width"], variance: Float[Tensor, ""]
 ) -> tuple[Rows, Square, Float[Tensor, "B rows"]]:
-    """Find where a code fits best, write it there: R, U and the address."""
+    """Solve for the address of a code, and write it there; return R, U and the address."""
     address = least_squares(mean, code[:, None], variance)[:, 0]
     return *updated(mean, covariance, address, code, variance), address
 
 
-@torch.compiler.disable(recursive=False)  # unrolled over T it takes minutes: `one_more` is compiled
-def searched(prior: MatrixNormal, codes: Codes, variance: Float[Tensor, ""]) -> Addresses:
-    """Where `dkm` writes: each code at the address that explains it best in the memory as it then
-    stands, one after another, as the authors' code does. The order matters.
+# Compiling the loop, unrolled over T, would take minutes. Only `solve_and_write` is compiled.
+@torch.compiler.disable(recursive=False)
+def solve_addresses(prior: MatrixNormal, codes: Codes, variance: Float[Tensor, ""]) -> Addresses:
+    """The addresses at which `dkm` writes. As in the authors' code, each is solved for in the
+    memory that the codes before it were written to, so the order matters.
     """
     mean, covariance, found = prior.mean.contiguous(), prior.covariance, []
     for code in codes.unbind(dim=1):
-        mean, covariance, address = one_more(mean, covariance, code.contiguous(), variance)
+        mean, covariance, address = solve_and_write(mean, covariance, code.contiguous(), variance)
         found.append(address)
     return torch.stack(found, dim=1)
 
 
 class MatrixPrior(nn.Module):
-    """p(M) and sigma, learned. R0 is drawn from N(0, 1) as in the authors' code; U0 is diagonal,
-    one variance for each row (ours: the code has one for all), at first 1."""
+    """p(M) and sigma, learned. R0 is initialised from N(0, 1), as in the authors' code. U0 is
+    diagonal, with one variance for each row (ours: their code has one for all), initially 1."""
 
     def __init__(self, config: MatrixConfig) -> None:
         super().__init__()
@@ -187,11 +189,11 @@ class MatrixPrior(nn.Module):
 
     @property
     def noise_variance(self) -> Float[Tensor, ""]:
-        """sigma^2, of a code about what is read."""
+        """sigma^2, the variance of a code around w M."""
         return (2 * self.log_noise).exp() + _SMALLEST_VARIANCE
 
     def forward(self, batch: int) -> MatrixNormal:
-        """p(M), once for each episode."""
+        """p(M), expanded to a batch of episodes."""
         deviation = (self.log_variance.exp() + _SMALLEST_VARIANCE).sqrt()
         return MatrixNormal(
             self.mean.expand(batch, -1, -1), torch.diag(deviation).expand(batch, -1, -1)

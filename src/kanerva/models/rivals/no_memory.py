@@ -1,11 +1,11 @@
-"""What a memory must beat: the paper's encoder and decoder without one.
+"""Baselines for a memory: the paper's encoder and decoder without one.
 
-`vae` has nothing instead (App. C): p(z) = N(0, 1), p(x | z), q(z | x), without temporal shift.
+`vae` is a plain VAE (App. C): p(z) = N(0, 1), p(x | z), q(z | x), without temporal shift.
 
-`no-memory` is the paper's ablation (§4.2). The readout's prior comes from the episode's pooled
-embedding by a dense net as large as writer, key network and readout prior together. The pooled
-embedding counts as memory: p(z | mean_t E) bounds -ln p(x | that vector). A prior made from a
-sample's own embedding would bound -ln p(x_t | e_t) only, whose floor is 0.
+`no-memory` is the paper's ablation (§4.2). A dense network computes the readout's prior from the
+episode's pooled embedding; it is as large as writer, key network and readout prior together. The
+pooled embedding counts as memory: the bound is on -ln p(x | mean_t E). A prior computed from a
+sample's own embedding would only bound -ln p(x_t | e_t), which can be 0.
 """
 
 import math
@@ -26,7 +26,7 @@ from kanerva.shapes import Embedding, Episode, MemoryMap
 
 
 class Vae(MemorylessModel):
-    """A variational autoencoder of the paper's encoder and decoder."""
+    """A variational autoencoder with the paper's encoder and decoder."""
 
     reconstructed = "reconstructed: q(z|x)"
     config: VaeConfig
@@ -41,7 +41,7 @@ class Vae(MemorylessModel):
         self.decoder = Decoder(config.decoder, config.readout.size, outputs, height, width)
 
     def read_maps(self, maps: MemoryMap, keys: Tensor) -> DiagonalNormal:
-        """N(0, 1), whatever else there is."""
+        """N(0, 1): it does not depend on anything."""
         return DiagonalNormal.standard_like(
             keys.new_zeros(*keys.shape[:2], self.config.readout.size)
         )
@@ -51,7 +51,7 @@ class Vae(MemorylessModel):
 
 
 def replaced_parameters(config: NoMemoryConfig, embedding: int) -> int:
-    """How many the memory of `kpp-paper` has: its writer, its keys, its reads."""
+    """The number of parameters that the memory of `kpp-paper` has: writer, keys and reads."""
     with torch.device("meta"):
         parts = [
             PooledWriter(config.memory, embedding),
@@ -62,7 +62,7 @@ def replaced_parameters(config: NoMemoryConfig, embedding: int) -> int:
 
 
 def dense_net(inputs: int, outputs: int, parameters: int) -> nn.Sequential:
-    """Three layers with SiLU between, as wide as gives so many parameters."""
+    """Three layers with SiLU between, with the width that gives about `parameters` parameters."""
     # (inputs + 1) h + (h + 1) h + (h + 1) outputs = parameters
     b = inputs + 2 + outputs
     hidden = max(1, round((math.sqrt(b * b + 4 * max(parameters - outputs, 1)) - b) / 2))
@@ -74,8 +74,8 @@ def dense_net(inputs: int, outputs: int, parameters: int) -> nn.Sequential:
 
 
 class NoMemory(KeylessModel):
-    """Context without a memory: one vector for an episode, and nothing to look up in it. With
-    `encoder.shift` an image sees its neighbours, as in `kpp-paper`."""
+    """Context without a memory: one vector for each episode, in which nothing can be looked up.
+    With `encoder.shift` an image sees its neighbours, as in `kpp-paper`."""
 
     reconstructed = "reconstructed: q(z|x)"
     config: NoMemoryConfig
@@ -103,11 +103,11 @@ class NoMemory(KeylessModel):
         return features.mean(dim=1)[:, None, None].float()
 
     def prior(self, maps: MemoryMap) -> DiagonalNormal:
-        """p(z | pooled embedding), (B, 1, L): one for all images of an episode."""
+        """p(z | pooled embedding), (B, 1, L): the same for all images of an episode."""
         return DiagonalNormal.from_network(self.readout_prior(maps[:, 0]))
 
     def read_maps(self, maps: MemoryMap, keys: Tensor) -> DiagonalNormal:
-        """The same for every image: keys say nothing."""
+        """`prior`, expanded to every image: there are no keys."""
         prior, count = self.prior(maps), (-1, keys.shape[1], -1)
         return DiagonalNormal(prior.mean.expand(count), prior.log_std.expand(count))
 
@@ -123,7 +123,7 @@ class NoMemory(KeylessModel):
         sample: bool = True,
         generator: Noise = None,
     ) -> Reading:
-        """As usual, with one prior for all images instead of as many copies."""
+        """The same as in `LatentModel`, without copying the prior for every image."""
         posterior = self.readout_posterior(features)
         readout = posterior.sample(generator) if sample else posterior.mean
         return Reading([readout], [self.prior(maps)], [posterior])

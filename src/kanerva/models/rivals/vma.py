@@ -5,18 +5,18 @@ A memory is a list of templates m_1 .. m_T, and a read is one discrete choice am
     p(x | M) = sum_a p(a | M) integral p(z | m_a) p(x | z, m_a) dz
     q(a, z | x, M) = q(a | x, M) q(z | x, m_a)
 
-Nothing is compressed: with an image among its own templates this is a copier that need only name
-one of T, the slot store whose floor ln T other memories are held to. The authors ask another
-question, what *other* images tell of one: their memories hold further drawings of a character, up
-to 19 of Omniglot's 20, which leaves the target out. So the figure to set beside the 103.6 of K++'s
-Table 1 (Omniglot) is `left_out`. Both are trained here (ours): of each training episode, every
-second image has its own template hidden from p and q.
+Nothing is compressed. If an image is among its own templates, the model only has to name one of T
+and copy it: it is a slot store, with the floor ln T that other memories are compared with. The
+authors ask another question, how much *other* images help to predict one: their memories hold
+further drawings of a character, up to 19 of Omniglot's 20, without the target. So the figure to
+compare with the 103.6 of K++'s Table 1 (Omniglot) is `left_out`. We train for both (ours): in each
+training episode, the own template of every second image is hidden from p and q.
 
-Training follows VIMCO (Mnih & Rezende 2016) as theirs, averaged with the one-sample bound (ours).
+Training uses VIMCO (Mnih & Rezende 2016) as theirs does, averaged with the one-sample bound (ours).
 
-What is ours besides: an image's address is found by its cosine with each template, times a learned
-scale; q(z | x, m) is residual, in units of p(z | m); the decoder sees z and a projection of the
-template's embedding, and gives one map more by which the template's own pixels pass.
+Also ours: q(a | x, M) is a softmax over the cosines of an image with each template, times a learned
+scale; q(z | x, m) is a residual, in units of p(z | m); the decoder sees z and a projection of the
+template's embedding, and outputs one more map, a gate for the template's own pixels.
 """
 
 from dataclasses import replace
@@ -45,11 +45,11 @@ from kanerva.models.terms import ElboTerms, JointDensity
 from kanerva.seeding import Noise, as_generator
 from kanerva.shapes import Embedding, Episode, MemoryMap, PerImage, Readout
 
-DRAWS = 4  # k: samples of (a, z) in VIMCO's objective
+DRAWS = 4  # k: samples of (a, z) in the VIMCO objective
 
 
 class VariationalMemoryAddressing(TemplateModel):
-    """A categorical address over stored images, and a VAE given the one that is read."""
+    """A categorical address over stored images, and a VAE conditioned on the one that is read."""
 
     reconstructed = "reconstructed: likeliest a of q(a|x), mean of q(z|x, m)"
 
@@ -63,12 +63,12 @@ class VariationalMemoryAddressing(TemplateModel):
         sample: bool = True,
         generator: Noise = None,
     ) -> ElboTerms:
-        """sum_a q(a) [ln p(x | z_a, m_a) - KL_a] - KL[q(a) || p(a | M)], given the episode's own
-        templates or any others.
+        """sum_a q(a) [ln p(x | z_a, m_a) - KL_a] - KL[q(a) || p(a | M)], with the episode's own
+        templates or those of a given memory.
 
-        Exact in a: every image is decoded once for each template, T * T decodes for an episode.
-        One sample of z, its noise the same at every template; `sample=False` takes its mean (not a
-        bound).
+        The sum over a is exact: every image is decoded once for each template, T * T decodes for an
+        episode. z is sampled once, with the same noise for every template; `sample=False` takes its
+        mean (not a bound).
         """
         episode = self.as_pixels(images)
         seen = self.encoder(episode)
@@ -89,7 +89,7 @@ class VariationalMemoryAddressing(TemplateModel):
         sample: bool = True,
         generator: Noise,
     ) -> ElboTerms:
-        """The bound of images as they were passed, given where each looks for its template."""
+        """The bound, given q(a) of each image. `images` with or without a batch dimension."""
         episode = self.as_episodes(images)
         batch, length = episode.shape[:2]
         noise = self._noise(batch, length, generator) if sample else None
@@ -110,14 +110,15 @@ class VariationalMemoryAddressing(TemplateModel):
     # Training
 
     def forward(self, episode: Episode, generator: Noise = None) -> dict[str, Tensor]:
-        """`DRAWS` draws of (a, z); every second image finds its own template hidden.
+        """`DRAWS` samples of (a, z); the own template of every second image is hidden.
 
-        What is followed is the mean of two bounds: the authors' k-sample one (VIMCO), and the
-        one-sample bound (ours). By the first alone it is enough that one draw of k finds the right
-        template, and q(a) stays wide where a score allows a single draw.
+        The objective is the mean of two bounds: the authors' k-sample one (VIMCO), and the
+        one-sample bound (ours). For the first alone, it suffices that one of k samples finds the
+        right template; q(a) then stays wide, although scores use a single sample.
 
-        The terms' values are the one-sample bound's, averaged over the draws: what `elbo` and, for
-        every second image, `left_out` estimate. Their gradient is that of the objective.
+        The values of the terms are those of the one-sample bound, averaged over the samples: what
+        `elbo` and, for every second image, `left_out` estimate. Their gradient is that of the
+        objective.
         """
         batch, length = episode.shape[:2]
         seen, hidden = self.encoder(episode), own_hidden(length, episode.device)
@@ -126,7 +127,7 @@ class VariationalMemoryAddressing(TemplateModel):
         log_p = self.address_prior(held, length, hidden)
 
         def many(value: Tensor) -> Tensor:
-            """The draws side by side along the episode: (B, k T, ...)."""
+            """Repeat along the episode, once for each sample: (B, k T, ...)."""
             return value.repeat(1, DRAWS, *[1] * (value.ndim - 2))
 
         q, p = many(log_q), many(log_p)
@@ -139,14 +140,15 @@ class VariationalMemoryAddressing(TemplateModel):
         weights = likelihood + at(address, p) - log_chance
         weights = weights + reading.log_prior - reading.log_posterior
 
-        def apart(value: Float[Tensor, "B N"]) -> PerDraw:
+        def split(value: Float[Tensor, "B N"]) -> PerDraw:
+            """Undo `many`: (k, B, T)."""
             return value.unflatten(1, (DRAWS, length)).transpose(0, 1)
 
-        parts = apart(weights), apart(log_chance)
+        parts = split(weights), split(log_chance)
         objective = (vimco(*parts) + one_sample(*parts)) / 2
         terms = ElboTerms(
-            log_likelihood=apart(likelihood).mean(0).detach() + objective - objective.detach(),
-            readout_kl=apart(reading.kl).mean(0).detach(),
+            log_likelihood=split(likelihood).mean(0).detach() + objective - objective.detach(),
+            readout_kl=split(reading.kl).mean(0).detach(),
             key_kl=categorical_kl(log_q, log_p).detach(),
         )
         return terms.by_name()
@@ -154,17 +156,17 @@ class VariationalMemoryAddressing(TemplateModel):
     # Write, append, generate
 
     def write(self, images: Images, *, generator: Noise = None) -> Memory:
-        """Keep the images, pixel for pixel."""
+        """Store the images, pixel by pixel."""
         maps = self.as_pixels(images).flatten(1, 2)
         return self.signed(Memory(maps if images.ndim == 5 else maps[0]))
 
     def append(self, memory: Memory, images: Images, *, generator: Noise = None) -> Memory:
-        """More templates behind those there are."""
+        """Add templates after the stored ones."""
         maps = torch.cat([self.as_maps(memory, images), self.as_pixels(images).flatten(1, 2)], 1)
         return replace(memory, map=maps if memory.is_batch else maps[0])
 
     def empty(self, batch: int | None = None) -> Memory:
-        """One template of zeros: a choice needs something to choose."""
+        """Make a memory with one template of zeros: p(a | M) needs at least one."""
         lead = () if batch is None else (batch,)
         return self.signed(Memory(torch.zeros(*lead, *self.memory_shape(1), device=self.device)))
 
@@ -178,8 +180,8 @@ class VariationalMemoryAddressing(TemplateModel):
         sample_pixels: bool = False,
         generator: Noise = None,
     ) -> Float[Tensor, "*B T C H W"]:
-        """Draw a template from p(a | M), a readout from p(z | m_a), decode its expected pixels;
-        or draw those too."""
+        """Sample a template from p(a | M) and a readout from p(z | m_a), and decode its expected
+        pixels; with `sample_pixels`, sample pixels too."""
         memory = self.require_memory(memory)
         self.check_samples(num_samples, near)
         held = self.templates(self.as_maps(memory))
@@ -204,21 +206,21 @@ class VariationalMemoryAddressing(TemplateModel):
         observed: Observed | None = None,
         generator: Noise = None,
     ) -> Float[Tensor, "S *B T C H W"]:
-        """Find the template most like the last picture, decode the mean of p(z | m_a), again:
-        every step. `sample=True` draws addresses. q(a | x, M) sees whole pictures: it has no use
-        for `observed`. The authors do not iterate."""
+        """Repeat: find the template most like the last picture, decode the mean of p(z | m_a).
+        Returns every step. `sample=True` samples addresses. q(a | x, M) needs whole pictures, so
+        `observed` is ignored. The authors do not iterate."""
         held = self.templates(self.as_maps(memory, cue))
 
-        def look(picture: Episode) -> Episode:
+        def read_once(picture: Episode) -> Episode:
             log_q = self.address_posterior(self.encoder(picture), held)
             read = held.at(sample_addresses(log_q, generator) if sample else log_q.argmax(dim=-1))
             return self.likelihood.mean(self.decode(self.readout_prior(read).mean, read))
 
-        return self.iterate_read(memory, cue, steps, look)
+        return self.iterate_read(memory, cue, steps, read_once)
 
     @torch.no_grad()
     def reconstruct(self, images: Images) -> Float[Tensor, "*B T C H W"]:
-        """Read the likeliest template of the episode, decode the mean of q(z | x, m_a)."""
+        """Read the likeliest template of the episode, and decode the mean of q(z | x, m_a)."""
         episode = self.as_episodes(images)
         seen = self.encoder(episode)
         held = Templates(episode, seen)
@@ -232,8 +234,8 @@ class VariationalMemoryAddressing(TemplateModel):
     def joint(
         self, episode: Episode, maps: MemoryMap, keys: Float[Tensor, "B T 1"], readout: Readout
     ) -> JointDensity:
-        """ln p(x, z, a | M), from the templates, a and z alone. Keys name templates (`keys_of`);
-        `key_log_prior` is ln p(a | M), the chance of that template."""
+        """ln p(x, z, a | M), from the templates, a and z alone. Keys encode addresses (`keys_of`);
+        `key_log_prior` is ln p(a | M)."""
         held = self.templates(maps)
         return self._joint(episode, held, self.addresses_of(keys, len(held)), readout)
 
@@ -248,7 +250,7 @@ class VariationalMemoryAddressing(TemplateModel):
         )
 
     def importance_sampler(self, episode: Episode, generator: Noise) -> LogWeights:
-        """ln p(x, z, a | M) - ln q(z, a | x, M), draw by draw."""
+        """Each call samples a and z: ln p(x, z, a | M) - ln q(z, a | x, M)."""
         batch, length = episode.shape[:2]
         seen = self.encoder(episode)
         held = Templates(episode, seen)
@@ -264,18 +266,18 @@ class VariationalMemoryAddressing(TemplateModel):
         return draw
 
     def left_out(self, images: Images, *, generator: Noise = None) -> ElboTerms:
-        """Each image among the other T - 1 templates: here more than a control. The authors'
-        memories do not hold the target, so this is what compares with their 103.6 (Omniglot)."""
+        """Score each image with the other T - 1 templates. Here this is more than a control: the
+        authors' memories do not hold the target, so it compares with their 103.6 (Omniglot)."""
         episode = self.as_pixels(images)
-        rest = all_but_one(episode.shape[1], episode.device)  # or says what is wrong
+        rest = all_but_one(episode.shape[1], episode.device)  # refuses episodes of one image
         hidden = torch.eye(len(rest), dtype=torch.bool, device=episode.device)
-        seen = self.encoder(episode)  # without temporal shift: each image by itself
+        seen = self.encoder(episode)  # without temporal shift: it does not mix images
         held = Templates(episode, seen)
         log_q = self.address_posterior(seen, held, hidden)
         return self._terms(images, seen, held, log_q, hidden, generator=generator)
 
     def permuted(self, images: Images, *, generator: Noise = None) -> ElboTerms:
-        """Each image read where its neighbour's q(a) points (a control)."""
+        """Score each image with its neighbour's q(a) (a control)."""
         episode = self.as_pixels(images)
         seen = self.encoder(episode)
         held = Templates(episode, seen)
