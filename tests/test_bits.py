@@ -499,6 +499,7 @@ def test_refined_gists_take_fewer_bits_and_none_takes_more(model: KppBits, image
         pixels = model.pixel_code.nats(torch.cat([gists, flags], dim=1), images[:, 0])
         return model.prior.costs(gists).sum(dim=-1) / BIT + pixels.detach() / math.log(2)
 
+    assert model.prior.costs(spoiled[:0]).shape == (0, model.prior.groups)  # nothing promises gain
     refined = refine.refine_gists(model.prior, model.pixel_code, spoiled, images[:, 0])
     assert bool((bits(refined) <= bits(spoiled) + 1e-3).all())
     assert float((bits(spoiled) - bits(refined)).mean()) > 0.1
@@ -575,7 +576,7 @@ def test_a_file_is_as_large_as_it_claims_and_gives_the_same_densities(
     claim = float(memory.bits.sum())
     handles = len(memory.handles)  # a byte each
     assert claim <= 8 * (len(content) - SIZE - handles) + 1 <= claim + 96
-    again = Memory.load(tmp_path / "memory.bin", model.empty())
+    again = Memory.load(tmp_path / "memory.bin", model)
     assert again.handles == memory.handles and again.issued == memory.issued
     rest = images[[0, 2, 3, 4, 5]]
     before = model.elbo(rest, memory, handles=memory.handles)
@@ -594,7 +595,7 @@ def test_a_fresh_process_reads_the_same_densities(model: KppBits, images: Tensor
 import torch, kanerva
 from kanerva.models.kpp_bits import KppBits
 model = KppBits.from_pretrained({str(tmp_path / "model")!r})
-memory = kanerva.Memory.load({str(tmp_path / "memory.bin")!r}, model.empty())
+memory = kanerva.Memory.load({str(tmp_path / "memory.bin")!r}, model)
 images = torch.load({str(tmp_path / "images.pt")!r})
 found = model.elbo(images, memory, handles=memory.handles)
 print([value.hex() for value in found.log_likelihood.tolist()])
@@ -612,11 +613,11 @@ def test_damaged_files_are_refused(model: KppBits, images: Tensor, tmp_path: Pat
     for at in {*range(0, len(content), 7), 0, SIZE - 1, len(content) - 1}:
         path.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
         with pytest.raises(UserError):
-            Memory.load(path, model.empty())
+            Memory.load(path, model)
     for size in (3, 60, SIZE, len(content) - 1):
         path.write_bytes(content[:size])
         with pytest.raises(UserError):
-            Memory.load(path, model.empty())
+            Memory.load(path, model)
 
 
 def test_bits_of_another_model_are_refused(model: KppBits, images: Tensor, tmp_path: Path):
@@ -624,14 +625,56 @@ def test_bits_of_another_model_are_refused(model: KppBits, images: Tensor, tmp_p
     model.write(images).save(path)
     other = KppBits(CONFIG).eval()
     with pytest.raises(UserError, match="another model"):
-        Memory.load(path, other.empty())
-    with pytest.raises(UserError, match=r"model\.empty\(\)"):
+        Memory.load(path, other)
+    with pytest.raises(UserError, match=r"Memory.load\(path, model\)"):
         Memory.load(path)
+
+
+def test_a_file_opens_in_memories_of_any_capacity(model: KppBits, images: Tensor, tmp_path: Path):
+    """Blocks do not depend on the number of cells; a memory gets as many as it needs."""
+    large, path = model.with_capacity(25), tmp_path / "memory.bin"
+    more = torch.cat([images, 1 - images])
+    large.write(more).free(4).save(path)
+    again = Memory.load(path, model)  # which has 9 cells
+    assert again.capacity >= 11 and again.handles == [h for h in range(12) if h != 4]
+    fitting = model.with_capacity(again.capacity)
+    assert torch.equal(fitting.get(again), more[again.handles])
+    model.write(images).save(path)
+    again = Memory.load(path, large)
+    assert again.capacity == 25 and torch.equal(large.get(again), images)
+
+
+def test_a_memory_of_bits_is_carried_over_to_more_cells(model: KppBits, images: Tensor):
+    memory, large = model.write(images[:4]).free(1), model.with_capacity(25)
+    grown = large.append(memory, images[4:])
+    assert grown.capacity == 25 and grown.handles == [0, 2, 3, 4, 5]
+    assert torch.equal(large.get(grown), images[grown.handles])
+    assert torch.equal(grown.bits[:3], memory.bits)
+    assert len(large.append(model.empty(), images[:1])) == 1
+
+
+def test_appended_blocks_are_those_that_are_written(model: KppBits, images: Tensor):
+    """Also where some bits are dropped: one call encodes all images."""
+    capped = model.within(60)
+    written, appended = capped.write(images), capped.append(capped.write(images[:2]), images[2:])
+    assert torch.equal(written.bits, appended.bits)
+    torch.testing.assert_close(capped.get(written), capped.get(appended))
+
+
+def test_familiarity_separates_what_was_written(model: KppBits, images: Tensor):
+    """By the very probabilities that code: to write is to make an image's pixels certain."""
+    memory, others = model.write(images), (torch.rand(6, 1, 10, 7) < 0.3).float()
+    known, new = model.familiarity(memory, images), model.familiarity(memory, others)
+    assert float(known.min()) > 0 > float(new.max())
+    terms = model.elbo(images, memory)
+    assert known.shape == (6,) and bool((known <= -model.elbo(images, model.empty()).elbo).all())
+    assert float(terms.log_likelihood.min()) > -0.1
+    assert bool((model.familiarity(model.empty(), images) == -torch.inf).all())
 
 
 def test_a_container_of_nothing(model: KppBits, tmp_path: Path):
     model.empty().save(tmp_path / "memory.bin")
-    again = Memory.load(tmp_path / "memory.bin", model.empty())
+    again = Memory.load(tmp_path / "memory.bin", model)
     assert len(again) == 0 and again.issued == 0
     assert Container.unpack((tmp_path / "memory.bin").read_bytes(), "it").handles == []
 
@@ -679,10 +722,10 @@ def test_a_sealed_file_whose_stream_is_another_is_refused(
         stream = bytes(torch.randint(0, 256, (size,), generator=noise).tolist())
         path.write_bytes(replace(sound, stream=stream).pack())
         with pytest.raises(UserError, match=r"damaged|other blocks|cut off"):
-            Memory.load(path, model.empty())
+            Memory.load(path, model)
     path.write_bytes(replace(sound, handles=[0, 1, 2, 3, 4, 99]).pack())
     with pytest.raises(UserError, match="handles"):
-        Memory.load(path, model.empty())
+        Memory.load(path, model)
 
 
 def test_bits_are_carried_over_to_more_cells(model: KppBits, images: Tensor):

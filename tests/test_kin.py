@@ -212,7 +212,7 @@ def test_a_file_tells_of_new_images_what_the_memory_did(
 ):
     memory = model.write(images[:5]).free(1).shrink(70, 0, 3)
     memory.save(tmp_path / "memory.bin")
-    again = Memory.load(tmp_path / "memory.bin", model.empty())
+    again = Memory.load(tmp_path / "memory.bin", model)
     assert torch.allclose(
         model._read_kin(memory.as_batch()), model._read_kin(again.as_batch()), atol=1e-5
     )

@@ -277,7 +277,7 @@ def test_a_model_of_bits_ships_with_the_tables_that_code(tmp_path: Path):
         assert torch.equal(other.state_dict()[name], model.state_dict()[name])
     images = (torch.rand(3, *BITS.image) < 0.3).float()
     other.write(images).save(tmp_path / "memory")
-    again = kanerva.Memory.load(tmp_path / "memory", other.empty())
+    again = kanerva.Memory.load(tmp_path / "memory", other)
     assert torch.equal(other.get(again), images)
 
 

@@ -144,7 +144,7 @@ def bits_model() -> KppBits:
 
 
 def read_bits(folder: Path) -> Any:
-    memory = Memory.load(folder / "m", bits_model().empty())
+    memory = Memory.load(folder / "m", bits_model())
     return [memory.map, memory.owners, memory.issued, memory.bits]
 
 

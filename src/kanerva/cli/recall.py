@@ -40,8 +40,7 @@ def run(options: dict[str, Any], words: list[str]) -> int:
 
     model, images = load_model_and_images(options)
     if options["memory"]:
-        empty = model.empty() if model.has_code else None
-        memory = Memory.load(options["memory"], empty).to(model.device)
+        memory = Memory.load(options["memory"], model).to(model.device)
         if model.has_blocks and memory.owners is not None:  # it may have more cells than the model
             model = model.with_capacity(memory.capacity)
     else:

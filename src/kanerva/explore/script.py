@@ -77,7 +77,7 @@ def _line(call: Call, binary: bool) -> str:
         return f"memory = memory.free({handles})"
     if call.verb == "shrink":
         return f"memory = memory.shrink({call.number}{', ' if handles else ''}{handles})"
-    return f"memory = kanerva.Memory.load({SAVED!r}, model.empty())  # Save, on the page"
+    return f"memory = kanerva.Memory.load({SAVED!r}, model)  # Save, on the page"
 
 
 def _make_cue(image: Image, damage: Damage, mask_given: bool, binary: bool) -> list[str]:

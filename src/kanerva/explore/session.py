@@ -148,7 +148,7 @@ class Session:
         with _draft() as path:
             write_whole(path, content)
             try:
-                memory = Memory.load(path, self.model.empty())
+                memory = Memory.load(path, self.model)
             except UserError as error:
                 raise UserError(str(error).replace(str(path), "this file")) from error
         if memory.is_batch or (memory.owners is None) == self.model.has_blocks:

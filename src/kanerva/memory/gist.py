@@ -66,7 +66,7 @@ class GistPrior(nn.Module):
         for weight, bias in others:
             x = activate(x) @ weight + bias
         x = round_through(x / (64 * ONE / _LEVELS), -(2**14), 2**14)
-        return x.movedim(0, 1).reshape(len(gists), -1, ALPHABET)
+        return x.movedim(0, 1).reshape(len(gists), len(x) * self.each, ALPHABET)
 
     def nats(
         self, numbers: Float[Tensor, "N D"], blurred: Float[Tensor, "N D"]

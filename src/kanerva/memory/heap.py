@@ -336,25 +336,24 @@ class Memory:
         return gists, detail.apply(lambda part: part[0])
 
     @classmethod
-    def load(cls, path: str | Path, empty: "Memory | None" = None) -> "Memory":
-        """Read what `save` wrote. A file that is no memory, or was altered, is refused. Only the
-        model that wrote bits can decode them: pass `empty=model.empty()`."""
-        if (content := read_container(as_path(path))) is not None:
-            if empty is None or empty.codec is None:
-                raise UserError(f"{path} holds bits: Memory.load(path, model.empty()) reads it")
-            return empty._fill(Container.unpack(content, str(path)), str(path))
-        saved = SavedMemory.read(as_path(path))
-        return cls(saved.map, saved.owners, saved.issued, writer=saved.writer)
+    def load(cls, path: str | Path, model: Any = None) -> "Memory":
+        """Read what `save` wrote; a file that is no memory, or was altered, is refused. A memory of
+        bits is decoded by the `model` that wrote it; it gets as many cells as it needs."""
+        if (content := read_container(as_path(path))) is None:
+            saved = SavedMemory.read(as_path(path))
+            return cls(saved.map, saved.owners, saved.issued, writer=saved.writer)
+        bits = Container.unpack(content, str(path))
+        if not hasattr(model, "empty"):  # None, say; models are not imported here
+            raise UserError(f"{path} holds bits: Memory.load(path, model) reads it")
+        empty = model.empty()
+        if empty.codec is not None and len(bits.handles) > empty.capacity:
+            empty = model.with_capacity(len(bits.handles)).empty()
+        return empty._fill(bits, str(path))
 
     def _fill(self, saved: Container, name: str) -> "Memory":
-        """This empty memory with the contents of a file in its first cells."""
-        assert self.codec is not None and self.detail is not None
-        if saved.fingerprint != self.codec.fingerprint:
+        """Fill the first cells of this empty memory with the blocks of a file."""
+        if self.codec is None or saved.fingerprint != self.codec.fingerprint:
             raise UserError(f"{name} was written by another model, or by other weights of it")
-        if saved.cells != self.capacity:
-            raise UserError(
-                f"{name} has {saved.cells} cells, and this model's memories {self.capacity}"
-            )
         try:
             gists, detail = self.codec.decode(saved.stream, len(saved.handles))
         except (ValueError, LookupError, RuntimeError, AssertionError) as error:

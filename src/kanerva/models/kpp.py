@@ -26,6 +26,7 @@ from kanerva.decoder import fit_outlines
 from kanerva.distributions import DiagonalNormal, KeyPosterior, as_normal
 from kanerva.errors import UserError
 from kanerva.inputs import as_count
+from kanerva.memory.detail import Detail
 from kanerva.memory.grid import Grid
 from kanerva.memory.heap import Memory, require_memory_object
 from kanerva.memory.placement import locality_loss, make_placement
@@ -98,7 +99,8 @@ class Kpp(Retrieval, KppNetworks):  # pyright: ignore[reportIncompatibleMethodOv
         batch, length = features.shape[:2]
         proposal = self.placement.propose(features)
         cells = self.placement.place(proposal, batch, length, generator, features.device)
-        memory = self.malloc(self._empty(batch), episode, features, cells, generator)
+        blocks, detail = self.encode_blocks(episode, features, generator)
+        memory = self._empty(batch).malloc(blocks, cells, detail)
         memory = replace(memory, map=self.quantised(memory.map))
         return memory if images.ndim == 5 else memory[0]
 
@@ -115,11 +117,13 @@ class Kpp(Retrieval, KppNetworks):  # pyright: ignore[reportIncompatibleMethodOv
         most = int((batch.require_slots() >= 0).sum(dim=1).max())
         self.placement.require_room(most + episode.shape[1])
         features = self.encoder(episode)
+        blocks, detail = self.encode_blocks(episode, features, generator)
         for t in range(episode.shape[1]):  # one by one: each must see which cells are taken
-            one = features[:, t : t + 1]
-            proposal, held = self.placement.propose(one), batch.require_slots() >= 0
+            one = slice(t, t + 1)
+            proposal, held = self.placement.propose(features[:, one]), batch.require_slots() >= 0
             cells = self.placement.find_free(proposal, held, 1, generator)
-            batch = self.malloc(batch, episode[:, t : t + 1], one, cells, generator)
+            bits = None if detail is None else detail.apply(lambda part, t=one: part[:, t])
+            batch = batch.malloc(blocks[:, one], cells, bits)
         return batch if memory.is_batch else replace(batch[0], kept=memory.kept)
 
     def _enlarge(self, memory: Memory, generator: Noise) -> Memory:
@@ -145,16 +149,11 @@ class Kpp(Retrieval, KppNetworks):  # pyright: ignore[reportIncompatibleMethodOv
         handles, owners = torch.tensor([*memory.handles, -1]), batch.require_slots()  # -1: free
         return replace(batch, owners=handles.to(owners)[owners], issued=memory.issued)[0]
 
-    def malloc(
-        self,
-        memory: Memory,
-        episode: Episode,
-        features: FeatureMaps,
-        cells: Cells,
-        generator: Noise,
-    ) -> Memory:
-        """Write a block for each image into free cells."""
-        return memory.malloc(self.blocks(episode, features, generator), cells)
+    def encode_blocks(
+        self, episode: Episode, features: FeatureMaps, generator: Noise
+    ) -> tuple[Blocks, Detail | None]:
+        """The blocks of images and, if they are bits, what these hold."""
+        return self.blocks(episode, features, generator), None
 
     def empty(self, batch: int | None = None) -> Memory:
         """Make an empty memory, or a batch of them."""

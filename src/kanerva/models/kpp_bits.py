@@ -34,7 +34,7 @@ from kanerva.memory.kin import MOST, KinReader, key_costs
 from kanerva.memory.pixel_code import PixelCode
 from kanerva.memory.refine import refine_gists
 from kanerva.memory.writers import GistWriter
-from kanerva.models.base import Handles, Images, LogWeights, all_but_one
+from kanerva.models.base import Handles, Images, LogWeights, PerImage, all_but_one
 from kanerva.models.reads_kin import ReadsKin
 from kanerva.models.terms import ElboTerms
 from kanerva.seeding import Noise, uniform
@@ -186,18 +186,12 @@ class KppBits(ReadsKin):
         ).within(caps)
         return detail, counts.unflatten(0, lead)
 
-    def malloc(
-        self,
-        memory: Memory,
-        episode: Episode,
-        features: FeatureMaps,
-        cells: Cells,
-        generator: Noise,
-    ) -> Memory:
+    def encode_blocks(
+        self, episode: Episode, features: FeatureMaps, generator: Noise
+    ) -> tuple[Blocks, Detail]:
         blocks = self.blocks(episode, features)
         detail = self.code(episode, blocks)
-        gists = blocks.flatten(2)[..., : self.prior.numbers]
-        return memory.malloc(self.writer.blocks(gists, detail.kept), cells, detail)
+        return detail.cut(blocks), detail
 
     def _empty(self, batch: int) -> Memory:
         code, memory = self.config.code, super()._empty(batch)
@@ -209,7 +203,7 @@ class KppBits(ReadsKin):
     @property
     def codec(self) -> BlockCodec:
         """The codec of files with this model's memories."""
-        return BlockCodec(self.prior, self.pixel_code, self.fingerprint)
+        return BlockCodec(self.prior, self.pixel_code, self.block_fingerprint)
 
     # The bound
 
@@ -273,6 +267,18 @@ class KppBits(ReadsKin):
         count = (memory.require_slots() >= 0).sum(dim=1)
         key = key_costs(count, torch.ones_like(matches))
         return ElboTerms(score, torch.zeros_like(score), key)
+
+    @torch.no_grad()
+    def familiarity(self, memory: Memory, images: Images) -> PerImage:
+        """How much likelier an image is given the best stored block than as a new one, in nats,
+        from the exact probabilities that code pixels; keys are not counted."""
+        episode, batch = self.as_pixels(images), memory.as_batch()
+        best = self.score_cues(memory, images).argmax(dim=-1)
+        known = self._terms_at(batch, best, episode).log_likelihood
+        score = known - self._terms_new(batch, episode).log_likelihood
+        nothing = (batch.require_slots() < 0).all(dim=1, keepdim=True)
+        score = score.masked_fill(nothing, -torch.inf).float()
+        return score if images.ndim == 5 else score[0]
 
     @torch.no_grad()
     def left_out(self, images: Images, *, generator: Noise = None) -> ElboTerms:

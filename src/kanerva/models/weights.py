@@ -21,15 +21,24 @@ class KnownWeights(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self._tensors: list[Tensor] | None = None
-        self._name: tuple[list[int], str] | None = None
+        self._names: dict[str, tuple[list[int], str]] = {}
 
     def fingerprint(self) -> str:
         """A hash of weights and config: a block can be read only with those that wrote it."""
+        return self._hash("all", to_dict(self.config))
+
+    def block_fingerprint(self) -> str:
+        """The same without the number of cells, which blocks do not depend on."""
+        config = to_dict(self.config)
+        memory = {k: v for k, v in config["memory"].items() if k not in ("capacity", "size")}
+        return self._hash("blocks", config | {"memory": memory})
+
+    def _hash(self, kind: str, config: dict[str, Any]) -> str:
         versions = self.weight_versions()
-        if self.training or self._name is None or self._name[0] != versions:
-            about = {"config": json.dumps(to_dict(self.config), sort_keys=True)}
-            self._name = (versions, digest(self.state_dict(), about))
-        return self._name[1]
+        if self.training or self._names.get(kind, ([], ""))[0] != versions:
+            about = {"config": json.dumps(config, sort_keys=True)}
+            self._names[kind] = (versions, digest(self.state_dict(), about))
+        return self._names[kind][1]
 
     def weight_versions(self) -> list[int]:
         """Version counters of all tensors, which change whenever weights are modified in place."""
@@ -40,12 +49,16 @@ class KnownWeights(nn.Module):
     def train(self, mode: bool = True) -> Any:
         """Drop the cache: training may change weights without changing their version counters, as
         when a CUDA graph is replayed."""
-        self._tensors = self._name = None
+        self._forget()
         return super().train(mode)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        self._tensors = self._name = None
+        self._forget()
         return super()._apply(fn, recurse)
+
+    def _forget(self) -> None:
+        self._tensors = None
+        self._names.clear()
 
     def to(self, *args: Any, **options: Any) -> Any:
         """As in torch, but a missing device gives an error of one line."""

@@ -81,7 +81,7 @@ def measure(model: KppBits, memory: Memory, folder: Path, others: list[str]) -> 
         here = model if device == model.device.type else model.to(device)
         with threads(number):
             start = time.perf_counter()
-            loaded = Memory.load(path, here.empty())
+            loaded = Memory.load(path, here)
             seconds[name] = time.perf_counter() - start
         differences[name] = count_differences(memory.to("cpu"), loaded.to("cpu"))
         model.to(memory.map.device)
