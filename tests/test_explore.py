@@ -55,7 +55,7 @@ Draw = Callable[..., torch.Tensor]
 
 @pytest.fixture(scope="module")
 def glyphs() -> MemoryModel:
-    return load("glyphs").requires_grad_(False).eval()
+    return load("glyphs-1").requires_grad_(False).eval()
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,7 @@ def images() -> torch.Tensor:
 
 @pytest.fixture(scope="module")
 def shared(glyphs: MemoryModel) -> Iterator[Service]:
-    service = Service(Library("glyphs", model=glyphs), Sessions())
+    service = Service(Library("glyphs-1", model=glyphs), Sessions())
     yield service
     service.close()
 
@@ -389,11 +389,11 @@ def test_few_models_are_kept_and_the_first_always(
     glyphs: MemoryModel, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("kanerva.explore.library._LOADED", 2)
-    library = Library("glyphs", model=glyphs)
+    library = Library("glyphs-1", model=glyphs)
     mnist = library.model("mnist")
     assert library.model("mnist") is mnist
     library.model("omniglot")
-    assert library.model("glyphs") is glyphs and library.model("mnist") is not mnist
+    assert library.model("glyphs-1") is glyphs and library.model("mnist") is not mnist
 
 
 def test_a_run_on_images_of_ones_own_offers_them(tmp_path: Path):
@@ -478,7 +478,7 @@ def test_a_store_is_searched_and_looked_through(
     from kanerva.explore.server import open_service
 
     path = tmp_path / "some.kanerva"
-    with kanerva.Store(path, model="glyphs") as store:
+    with kanerva.Store(path, model="glyphs-1") as store:
         store.add(torch.cat([images, images.flip(-1)]), [f"glyph {n}" for n in range(24)])
     service = open_service(str(path))
     client = Client(service).start()
@@ -523,7 +523,7 @@ def test_clients_see_their_own_memory_only(service: Service, images: torch.Tenso
 
 
 def test_there_are_at_most_so_many_sessions(glyphs: MemoryModel, monkeypatch: pytest.MonkeyPatch):
-    service = Service(Library("glyphs", model=glyphs), Sessions(most=3))
+    service = Service(Library("glyphs-1", model=glyphs), Sessions(most=3))
     clients = [Client(service).start() for _ in range(3)]
     assert "3 pages are open" in clients[0].ask("start", 400)["error"]
     monkeypatch.setattr(sessions, "IDLE", 0.0)

@@ -25,7 +25,7 @@ from kanerva.models.loading import load
 
 @pytest.fixture(scope="module")
 def digits() -> Kpp:
-    model = load("glyphs").requires_grad_(False)
+    model = load("glyphs-1").requires_grad_(False)
     assert isinstance(model, Kpp)
     return model
 

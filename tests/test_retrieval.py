@@ -20,7 +20,7 @@ Draw = Callable[..., torch.Tensor]
 
 @pytest.fixture(scope="module")
 def model() -> Kpp:
-    model = kanerva.load("glyphs")
+    model = kanerva.load("glyphs-1")
     assert isinstance(model, Kpp)
     return model
 
@@ -117,7 +117,7 @@ def test_a_model_without_blocks_has_no_pictures_to_get(tiny, draw: Draw):
 def test_a_model_with_more_room_writes_the_same_blocks(
     model: Kpp, images: torch.Tensor, capacity: int
 ):
-    large = kanerva.load("glyphs", capacity=capacity)
+    large = kanerva.load("glyphs-1", capacity=capacity)
     assert isinstance(large, Kpp) and large.config.memory.capacity in (1, 49, 100)
     assert large.writer.shape == model.writer.shape
     some = images[: min(capacity, 16)]
@@ -224,7 +224,7 @@ def test_show_puts_images_into_rows(images: torch.Tensor):
 
 
 def test_the_command_says_that_a_store_replays(tmp_path: Path, capsys):
-    words = ["generate", "glyphs", "--num", "2", "--device", "cpu"]
+    words = ["generate", "glyphs-1", "--num", "2", "--device", "cpu"]
     assert main([*words, "--out", str(tmp_path / "out.png")]) == 0
     assert "--variant generate" in capsys.readouterr().out
     assert not kanerva.build(kanerva.preset("glyphs", variant="generate").model).replays
@@ -239,7 +239,7 @@ def test_a_memory_is_read_by_its_own_model_only(model: Kpp, images: torch.Tensor
     loaded = Memory.load(tmp_path / "memory.safetensors")
     assert loaded.writer == memory.writer == model.fingerprint() != other.fingerprint()
     torch.testing.assert_close(
-        kanerva.load("glyphs").recall(loaded, images), model.recall(memory, images)
+        kanerva.load("glyphs-1").recall(loaded, images), model.recall(memory, images)
     )
     for mine in (memory, loaded, memory.free(3), memory.quantise("int8"), model.empty()):
         uses = (
