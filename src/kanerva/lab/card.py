@@ -6,6 +6,7 @@ prints it for the Hub, with the metadata that the Hub reads on top. The argument
 or a folder that `kanerva.lab.ship` wrote.
 """
 
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ def card(record: dict[str, Any], config: RunConfig) -> str:
     """Write the card from the record that `ship` made and the run's config."""
     bound, memory, shipped = record["bound"], record["memory"], record["shipped"]
     name, trained = shipped["name"], shipped["trained"]
+    total = bound["nll_nats"] + math.log(2) * memory["bits_per_image"]
     variant = f", variant `{record['variant']}`" if record["variant"] else ""
     parts = [
         f"# {name}",
@@ -43,6 +45,8 @@ def card(record: dict[str, Any], config: RunConfig) -> str:
         "images), a bound on −ln p(x|M), scored with the weights as they ship; before they were "
         f"rounded to {shipped['dtype']} {shipped['unrounded_nll_nats']:.2f}. "
         f"`kanerva evaluate {name}` makes it again.",
+        f"The memory takes **{memory['bits_per_image']:,.0f} bits per image**, which the bound "
+        f"does not charge. With them an image costs {total:,.0f} nats, the sum.",
         f"```text\n{table(record)}\n```",
         "## Data",
         f"`{record['data']}`: {info(record['data']).description}. Images are "
