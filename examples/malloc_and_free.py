@@ -26,7 +26,7 @@ def main(run: str = "runs/demo", picture: str = "malloc_and_free.png") -> float:
         raise SystemExit(f"{run} has no cells to free: train the default model")
     config = read_run_config(shipped_folder(run) or Path(run))
     episodes = fixed_episodes(config, load_split(config, "test", None), model.device)
-    images = episodes.batch(0, 2).images.flatten(0, 1)
+    images = episodes.batch(0, -(-36 // config.episode_length)).images.flatten(0, 1)
     chance = torch.Generator().manual_seed(1)
     whole = model.write(images[:24], generator=chance)
     half = whole.free(*whole.handles[::2])

@@ -40,6 +40,14 @@ def test_malloc_and_free(tmp_path: Path):
         assert image.height > image.width
 
 
+def test_fewer_bits(tmp_path: Path):
+    picture = tmp_path / "fewer_bits.png"
+    bits = example("fewer_bits").main(str(picture))
+    assert bits == sorted(bits, reverse=True) and bits[0] > 110 and 10 < bits[-1] < 17
+    with Image.open(picture) as image:
+        assert image.height > 500
+
+
 def test_every_example_has_a_test():
     tested = "".join(file.read_text() for file in Path(__file__).parent.glob("test_*.py"))
     assert all(f'"{path.stem}"' in tested for path in FOLDER.glob("*.py"))
