@@ -1,12 +1,13 @@
 """One process or several: the Fabric for what `torchrun` started, and work for rank 0 alone."""
 
+import atexit
 import logging
 import os
 from collections.abc import Callable
 
 import torch
 from lightning_fabric import Fabric
-from torch import Tensor
+from torch import Tensor, distributed
 
 from kanerva.config import RunConfig
 from kanerva.errors import UserError
@@ -44,7 +45,16 @@ def make_fabric(config: RunConfig, accelerator: str) -> Fabric:
             f"some processors stop with 'Illegal instruction': unset it, or set {WITHOUT_AMX}"
         )
     fabric.launch()
+    if world > 1:
+        atexit.register(_leave_processes)
     return fabric
+
+
+def _leave_processes() -> None:
+    """End the threads of gloo before the interpreter ends. Fabric does so for NCCL only; left
+    running, they may abort a process that has finished."""
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
 
 
 def read_count(variable: str, default: int) -> int:
