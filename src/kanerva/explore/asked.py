@@ -29,7 +29,7 @@ class Handles(BaseModel):
 class Shrink(BaseModel):
     bits: int = Field(ge=0, le=65535)
     handles: list[Handle] = Field(default=[], max_length=4096)
-    again: bool = False  # replace the last call if it shrank the same handles: a slider is moving
+    again: bool = False  # while a slider moves: replace the last shrink of the same handles
 
 
 class Cue(BaseModel):

@@ -110,7 +110,7 @@ class Session:
         self._go(old.after(Call("free", handles=tuple(handles)), memory, kept))
 
     def shrink(self, bits: int, handles: list[int], again: bool = False) -> None:
-        """Shrink images to fewer bits. With `again`, replace a last call that shrank the same."""
+        """Shrink images. With `again`, replace the last call if it shrank the same handles."""
         last = self.state.calls[-1] if self.state.calls else None
         if again and self.past and last and (last.verb, last.handles) == ("shrink", tuple(handles)):
             self.state = self.past.pop()

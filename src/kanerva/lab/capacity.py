@@ -1,14 +1,14 @@
-"""Plot the bound against the bits of a memory, and what those bits could reach at best.
+"""Plot the bound against the bits of a memory, with the lowest bound those bits allow.
 
     python -m kanerva.lab.capacity docs/capacity.png RECORDS
 
-RECORDS are evaluations on one data set, some of them of models without a memory, and records of
-`reproduce gist` and `reproduce lossless`. They are compared with:
+RECORDS are evaluations on one data set, and records of `reproduce gist` and `reproduce lossless`.
+Some of the evaluations must be of models without a memory. The plot compares them with:
 
     floor      ln T: no distribution shared by T images can average below it
-    limit      the best model without a memory, minus the bits in nats; at least the floor
-    lossless   a table of pixel contexts that stores every pixel; its bound is the floor
-    prefix     the pixel code of `kpp-bits` without a gist: as many first pixels as the bits allow
+    limit      the best bound without a memory, minus the memory's bits in nats; at least the floor
+    lossless   every pixel stored, coded with a table of pixel contexts; its bound is the floor
+    prefix     `kpp-bits` without a gist: the first pixels of an image, as many as the bits allow
 """
 
 import math
@@ -31,7 +31,7 @@ from kanerva.plain_files import read_json
 
 QUIET = "#666666"
 LENGTH = 32  # T of floor, limit and the two codes
-LOOKS = {  # of each family: marker, colour, label
+LOOKS = {  # family: marker, colour, label
     "kpp": ("o", "#1f4e79", "kpp: blocks of numbers"),
     "kpp-bits": ("D", "#b03a2e", "kpp-bits: gist, then pixels"),
     "prefix": ("v", "#d98e04", "the pixels of kpp-bits, no gist"),
@@ -53,12 +53,12 @@ class Point:
 
     @property
     def sum(self) -> float:
-        """Memory plus bound in nats: a code length that includes everything."""
+        """Memory plus bound in nats: the total code length of an image."""
         return self.bits * math.log(2) + self.bound
 
 
 def collect(paths: Sequence[Path]) -> list[Point]:
-    """Make a point of each record. Those of a model without a memory are averaged over seeds."""
+    """Make a point of each record. Records of one model without a memory become one mean point."""
     points, without = [], dict[str, list[float]]()
     records = [read_record(path) for path in paths if path.parent.name != "reproduce"]
     for record in records:
@@ -83,15 +83,15 @@ def _codes(record: dict[str, Any], records: list[dict[str, Any]]) -> list[Point]
         return [Point("lossless code", "lossless", figures["bits_per_image"], math.log(LENGTH))]
     if record["name"] != "gist":
         raise UserError(f"a record of {record['name']} has no code to compare with")
-    # With everything stored, the bound of kpp-bits is the cost of its key. The prefix-only code has
-    # the same cost.
+    # When kpp-bits stores every pixel, its bound is the cost of the key alone. The prefix-only code
+    # pays the same for keys.
     bits_records = [r for r in records if r["model"] == "kpp-bits" and r["T"] == LENGTH]
     if not bits_records:
         raise UserError("the prefix-only code pays for keys like kpp-bits: add a record of that")
     key = min(r["bound"]["nll_nats"] for r in bits_records)
     rows = [(r["prefix"]["bits"]["mean"], r["prefix"]["nats"]["mean"]) for r in figures["rows"]]
     points = [Point("prefix-only code", "prefix", bits, nats + key) for bits, nats in rows]
-    # for an image that is not stored this code pays for all pixels, and for no key
+    # without a memory, this code pays for every pixel and for no key
     whole_code = statistics.fmean(nats + bits * math.log(2) for bits, nats in rows)
     return [*points, Point("prefix-only code, no memory", "kpp-bits-empty", 0.0, whole_code)]
 

@@ -118,7 +118,7 @@ def hub_card(record: dict[str, Any], config: RunConfig) -> str:
 
 
 def main(words: list[str]) -> int:
-    """Print the card of the named model; a mistake gets one line."""
+    """Print the card of the named model. A user's error is reported in one line."""
     try:
         if len(words) != 1:
             raise UserError("name one shipped model, or a folder that kanerva.lab.ship wrote")

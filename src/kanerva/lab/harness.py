@@ -1,4 +1,4 @@
-"""Shared by experiments: models that are trained once and kept, images, records, pictures.
+"""Shared by experiments: models that are trained once and reused, images, records, pictures.
 
 An experiment is a function from a `Lab` to a `Finding`. It gets trained models and images from the
 lab, and returns figures, a table as text, and pictures, which are saved in a record. The verdict on
@@ -37,7 +37,7 @@ from kanerva.training.loop import train
 Pixels = Float[Tensor, "n C H W"]
 Figures = dict[str, Any]  # plain JSON
 QUICK = "Quick run, decides nothing: what it measured is in its table."
-QUICK_STEPS = (600, 400)  # training steps in a quick version: kpp, and any other model
+QUICK_STEPS = (600, 400)  # training steps of the quick version: of kpp, of any other model
 
 
 @dataclass
@@ -51,21 +51,21 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class About:
-    """A table or figure: its description."""
+    """The description of an experiment: a table or figure of the paper, or one beyond it."""
 
     paper: str  # its place in the paper, such as "Fig. 6, right"; or "beyond"
     shows: str  # a few words, for `reproduce --list`
     claim: str  # the paper's claim, or our question
     quick: str = "about 2 min on two cores"
     full: str = "minutes on a GPU"
-    presets: tuple[str, ...] = ("mnist",)  # of the full protocol; the first one decides. The quick
-    # version runs on `glyphs`
+    # data sets of the full protocol; the first gives the verdict. The quick version uses `glyphs`
+    presets: tuple[str, ...] = ("mnist",)
     on_every_set: bool = False  # made from records of all data sets, whatever the preset
 
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment(About):
-    """One table or figure."""
+    """An experiment: its description, the function that runs it, and its verdict."""
 
     name: str
     run: Callable[["Lab"], Finding]
@@ -138,7 +138,7 @@ class Lab:
         seed: int | None = None,
         **parts: Any,
     ) -> MemoryModel:
-        """A trained model. It is trained if it was not before, or resumed if it was interrupted.
+        """A trained model. It is loaded from a finished run, resumed if interrupted, or trained.
 
         The same call, from this experiment or another, finds the same run.
         """
@@ -166,8 +166,8 @@ class Lab:
     # Images
 
     def images(self, count: int, split: str = "test", skip: int = 0) -> Pixels:
-        """Images of the preset's data set as its models see them, in one fixed random order. Frames
-        of a path stay together."""
+        """Images of the preset's data set as its models see them, in a fixed random order. Frames
+        of one path stay adjacent."""
         return self.labelled(count, split, skip)[0]
 
     def labelled(
@@ -203,7 +203,7 @@ def replace_options(config: C, options: dict[str, Any]) -> C:
 
 
 def full_steps(preset_name: str) -> int:
-    """Training steps of the paper's model and the baselines: they see as many images as `kpp`."""
+    """Training steps with which the paper's model and baselines see as many images as `kpp`."""
     ours, theirs = preset(preset_name), preset(preset_name, "kpp-paper")
     images = ours.steps * ours.batch * ours.episode_length
     return images // (theirs.batch * theirs.episode_length)
@@ -250,7 +250,7 @@ def perform(experiment: Experiment, lab: Lab, out: Path, command: str) -> dict[s
 
 
 def save_picture(finding: Finding, path: Path) -> list[str]:
-    """Save the picture, if any, beside the record; return its name in a list."""
+    """Save the picture beside the record. Return a list of its name, empty without a picture."""
     if finding.picture is None:
         return []
     try:

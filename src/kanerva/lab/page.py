@@ -86,7 +86,7 @@ def conclude(name: str, records: list[dict[str, Any]]) -> str:
         return "not run yet"
     verdict = experiment(name).conclusion(records[0])
     on = [record["preset"] for record in records if not record["quick"]]
-    if not on or experiment(name).on_every_set:  # or the verdict names them itself
+    if not on or experiment(name).on_every_set:  # then the verdict names the data sets itself
         return verdict
     return f"{verdict} ({on[0]}{'; also on ' + ', '.join(on[1:]) if on[1:] else ''})"
 

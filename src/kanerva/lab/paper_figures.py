@@ -2,8 +2,8 @@
 
 # Table 1. All are bounds except VMA's. DKM on MNIST and CIFAR-10 were provided by DKM's authors, KM
 # on CIFAR-10 is estimated from a figure, and DMLab varies because its samples are generated online.
-# Nats per image, or bits per dimension for BITS_PER_DIM. Rows and columns have our names. Our
-# `mazes` are not DMLab's, so that column is printed but never compared.
+# Nats per image; bits per dimension for the data sets in BITS_PER_DIM. Models and data sets have
+# our names. Our `mazes` are not DMLab's, so that column is printed but never compared.
 TABLE1: dict[str, dict[str, float]] = {
     "vma": {"omniglot": 103.6},
     "km": {"omniglot": 68.3, "cifar10": 4.37},

@@ -9,10 +9,11 @@ A block starts with a marker and ends with `<!-- end -->`. Several patterns are 
     capacity                                 the table of capacity.py
     table1, headline                         the paper's figures beside ours
 
-A value is part of a sentence: `<!-- value: mnist/kpp-store-s0 -->4.43<!-- end -->`. It is the bound
-of a record under `results/`, or the field named after a colon (`:controls.left_out`, `:wall_s`,
-`:rows.0.ms_per_step`). If the name is a pattern (`omniglot/vae-s?`), it is the mean over records.
-Figures and plain numbers can be joined by + - * / between spaces; `as .1f` sets the format.
+A value is part of a sentence: `<!-- value: mnist/kpp-store-s0 -->4.43<!-- end -->`. The name is a
+record under `results/`; the value is its bound. A field after a colon selects another figure
+(`:controls.left_out`, `:wall_s`, `:rows.0.ms_per_step`). If the name is a pattern
+(`omniglot/vae-s?`), the value is the mean over records. Figures and plain numbers can be joined by
++ - * / between spaces; `as .1f` sets the format.
 
     python -m kanerva.lab.quote README.md RESULTS.md
 """
@@ -125,7 +126,7 @@ def look_up(name: str, root: Path) -> float:
 
 
 def read_field(path: Path, field: str) -> float:
-    """Read a number of a record; for a score its nats."""
+    """Read a number from a record. If the field is a score, read its nats."""
     value = read_json(path)
     for part in field.split("."):
         try:

@@ -44,8 +44,8 @@ def ship(
     data_root: Path | None = None,
     control_images: int = 1024,
 ) -> Path:
-    """Make `into/name` from a run's best checkpoint. It is scored on a CPU, as any user can do. An
-    existing folder of that name is replaced at the end."""
+    """Make `into/name` from a run's best checkpoint. It is scored on a CPU, so that any user can
+    repeat the score. An existing folder of that name is replaced at the end."""
     if not re.fullmatch(r"[a-z][a-z0-9_-]*", name):
         raise UserError(f"a shipped model's name is a word such as mnist, got {name!r}")
     config = read_run_config(run)
@@ -116,7 +116,7 @@ def _training(run: Path) -> dict[str, Any]:
 
 
 def main(words: list[str]) -> int:
-    """Ship the run that the command line names; a mistake gets one line."""
+    """Ship the run that the command line names. A user's error is reported in one line."""
     parser = argparse.ArgumentParser(
         prog="python -m kanerva.lab.ship",
         description="Halve a run's best weights, score them, and put them into the package.",

@@ -9,7 +9,7 @@ from kanerva.evaluation.records import is_early
 from kanerva.evaluation.report import CONTROLS, columns, named, seen_by
 from kanerva.lab.paper_figures import BITS_PER_DIM
 
-SETS = {  # column titles; `mazes` is ours and not DMLab
+SETS = {  # column titles; `mazes` are ours, not DMLab's
     "glyphs": "glyphs",
     "mnist": "MNIST",
     "omniglot": "Omniglot",
@@ -25,13 +25,14 @@ def unit(name: str) -> str:
 
 
 def score_field(name: str) -> str:
-    """The field of a score with that figure."""
+    """The key of a score in that unit."""
     return "bits_per_dim" if name in BITS_PER_DIM else "nll_nats"
 
 
 def keys(records: list[dict[str, Any]]) -> str:
-    """What keys contribute: the bound and the memory's size; then, on n images, the bound (`own`),
-    its controls, familiarity and places."""
+    """A table of what keys contribute: the bound and the memory's size; then, on n images, the
+    bound (`own`), its controls, the AUROC of familiarity, and the distance between places within a
+    class relative to all pairs (`like/all`)."""
     head = (
         "variant,T,floats,bits,bound,KL z,KL y,n,own,left_out,other,zeroed,permuted,AUROC,like/all"
     )
@@ -65,7 +66,7 @@ def samples(records: list[dict[str, Any]]) -> str:
 
 
 def early(records: list[dict[str, Any]]) -> str:
-    """Records whose best step was well before the end of the run: images seen up to that step."""
+    """A table of runs whose best step is well before their end, with the images seen up to it."""
     rows = [["preset", "model", "seed", "bound", "step", "of", "images seen"]]
     for r in filter(is_early, records):
         steps = [str(r[key]) for key in ("best_step", "steps")]
@@ -84,7 +85,7 @@ def of_one_config(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def trust(record: dict[str, Any]) -> str:
-    """What `make trust` tried, the minimum number of trials, and how many failed."""
+    """A table of what `make trust` tried: the required trials, the actual ones, the failures."""
     rows = [["what", "bad would be", "at least", "tried", "bad", "slowest", "most MB", "s"]]
     for part in record["parts"].values():
         slowest = f"{part['slowest_s']:.1f} s" if part["slowest_s"] else "-"

@@ -17,7 +17,7 @@ more than the pixels.
 
 If z holds an outline, the means of small boxes of pixels, then the first pixel of a box is hard to
 predict and the last nearly determined. So each position in a `box` has its own input weights, and
-a second guess, `untold`, serves images whose z holds no outline.
+a second guess serves images whose z holds no outline (`untold`, the name in saved weights).
 """
 
 from collections.abc import Callable, Iterable

@@ -136,8 +136,8 @@ class KppBits(ReadsKin):
         return length - max(1, round(self.config.memory.unwritten * length))
 
     def _choose_written(self, batch: int, length: int, generator: Noise) -> Bool[Tensor, "B T"]:
-        """Which images are written: the first ones of each episode. In a share `_FEW` of episodes
-        they are few, so that the others are hard to predict; else they are as many as possible."""
+        """Which images are written: a prefix of each episode. In a share `_FEW` of episodes it is
+        short, so that the others are hard to predict. Else it is as long as possible."""
         chance, most = uniform((batch, 2), generator, self.device), self._most_written(length)
         few = ((most + 1) ** chance[:, 1]).floor().clamp(max=most)
         count = torch.where(chance[:, 0] < _FEW, few, most)

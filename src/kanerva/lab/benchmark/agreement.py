@@ -1,8 +1,9 @@
-"""Whether the forms of a step compute the same: same seed, same episodes, step by step.
+"""Whether the eager, compiled and captured forms of a training step compute the same numbers.
 
-This is measured in two ways. In lockstep, every form takes each step from the weights of the first
-form, so only the arithmetic of one step differs. Left alone, each form trains separately from the
-same start. Training then amplifies small differences, also between two runs of one form.
+All forms get the same seed and the same episodes. They are compared in two ways. In lockstep, each
+step of a form starts from the first form's weights and optimiser state, so only the arithmetic of
+one step differs. Left alone, each form trains separately from the same initial weights. Training
+then amplifies small differences, even between two runs of one form.
 """
 
 from typing import Any
@@ -18,7 +19,7 @@ from kanerva.training.step import Form, Step, assemble
 
 
 class Walk:
-    """One form of a step, run for the first steps of a run, and its figures."""
+    """The first steps of a training run in one form, with the losses and norms of each step."""
 
     def __init__(
         self, config: RunConfig, form: Form, fabric: Fabric, episodes: TrainingEpisodes
@@ -28,8 +29,8 @@ class Walk:
         self.step.model.train()
         self.start = self.weights()
         self.losses: list[float] = []
-        self.norms: list[float] = []  # of gradients
-        self.updates: list[float] = []  # in lockstep: distance, relative to the lead's step
+        self.norms: list[float] = []  # gradient norms
+        self.updates: list[float] = []  # lockstep: distance to the lead / length of its step
 
     def take(self) -> None:
         """Take the next step."""
@@ -73,7 +74,7 @@ class Walk:
 
     @torch.no_grad()
     def begin(self, lead: list[Tensor]) -> None:
-        """Copy the state of another. Optimiser state that does not exist yet counts as zero."""
+        """Copy the lead's state. Optimiser state that the lead does not have yet becomes zero."""
         for number, tensor in enumerate(self.tensors()):
             if number < len(lead):
                 tensor.copy_(lead[number])
@@ -84,8 +85,8 @@ class Walk:
 def agreement(
     config: RunConfig, forms: list[Form], fabric: Fabric, episodes: TrainingEpisodes, steps: int
 ) -> list[dict[str, Any]]:
-    """For each form, how far its losses and gradients are from the first form's, in lockstep and
-    left alone. The first form runs twice: its difference from itself is the device's own noise."""
+    """Compare losses, gradients and weights of each form with the first form's, in lockstep and
+    left alone. The first form is also compared with itself: that difference is device noise."""
     first = Walk(config, forms[0], fabric, episodes)
     lead: list[list[Tensor]] = []
     first.alone(steps, lead)
@@ -121,5 +122,5 @@ def _flat(tensors: list[Any]) -> Tensor:
 
 
 def _distances(mine: list[float], theirs: list[float]) -> list[float]:
-    """Relative distances of each step."""
+    """The relative difference at each step."""
     return [abs(a - b) / abs(b) for a, b in zip(mine, theirs, strict=True)]

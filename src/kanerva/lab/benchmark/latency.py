@@ -1,4 +1,5 @@
-"""Milliseconds per call of each method with one image or cue, and of nearest neighbour in numpy."""
+"""Milliseconds per call: each method of a model with one image or cue, and nearest neighbour in
+numpy."""
 
 import time
 from collections.abc import Callable
@@ -20,7 +21,7 @@ STEPS = 10
 def latency(
     model: Kpp, images: Float[Tensor, "n C H W"], held: int, *, calls: int
 ) -> list[dict[str, Any]]:
-    """A row for each method, with the first `held` images in memory. Cues show their upper half."""
+    """Time each method with `held` images in memory. A cue shows the upper half of an image."""
     model = cast(Kpp, model.with_capacity(held + 1)).requires_grad_(False)
     memory, image, new = model.write(images[:held]), images[:1], images[held : held + 1]
     seen = torch.ones(images.shape[-2:], device=images.device)
@@ -60,7 +61,7 @@ def _nearest(pixels: np.ndarray, query: np.ndarray, visible: np.ndarray) -> int:
 def _times(
     call: Callable[[Memory], object], memory: Memory, device: torch.device, calls: int
 ) -> dict[str, float]:
-    """Time the first call on a memory that was not read before, and later calls."""
+    """Time the first call, on a memory with empty caches, and later calls."""
     fresh = replace(memory, kept={})
     start = time.perf_counter()
     call(fresh)

@@ -34,8 +34,11 @@ def time_to_bound(
     data_root: Path | None,
     accelerator: str,
 ) -> dict[str, Any]:
-    """Train until the bound on the whole validation split, scored every few steps, reaches the
-    target; then score the test split. The time since the process started counts."""
+    """Train until the validation bound reaches the target, then score the test split.
+
+    The whole validation split is scored every `every` steps. `seconds` is the time from the start
+    of the process to the end of training.
+    """
     count = len(load_split(config, "validation", data_root)) // config.episode_length
     config = replace(config, validate_every=every, validate_episodes=max(count, 1))
     outcome = train(config, run, until=target, data_root=data_root, accelerator=accelerator)

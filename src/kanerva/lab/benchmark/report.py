@@ -45,7 +45,7 @@ def _throughput(record: dict[str, Any]) -> list[str]:
 
 
 def _throughput_cells(row: dict[str, Any], on_gpu: bool) -> dict[str, str]:
-    """Map column titles to the cells of a row. Images/s and the chip's rates are for GPUs only."""
+    """Map column titles to the cells of a row. Some, such as images/s, are for GPUs only."""
     memory = "x".join(map(str, row["memory"])) if "memory" in row else str(row["side"])
     found = {"model": row["model"], "preset": row["preset"], "T": str(row["T"])}
     found |= {"batch": str(row["batch"]), "K": str(row["K"]), "memory": memory, "form": row["form"]}
@@ -134,9 +134,11 @@ Lines = dict[tuple[Any, ...], dict[int, float]]
 
 
 def draw(records: list[dict[str, Any]]) -> Figure:
-    """Plot images per second by form; microseconds per image against T and against the memory's
-    floats; and those of a read against the memory's side. Only what was measured at several
-    values is drawn."""
+    """Plot speed: images per second of each form, then microseconds per image.
+
+    A step's time is plotted against T and against the memory's floats, a read's time against the
+    memory's side. A panel is left out if no line has at least three values.
+    """
     speeds = [record["rows"] for record in records if record["kind"] == "throughput"]
     rows = [row for found in speeds for row in found]
     several = [row for found in speeds if len({r["form"] for r in found}) > 1 for row in found]
@@ -153,7 +155,7 @@ def draw(records: list[dict[str, Any]]) -> Figure:
 
 
 def _bars(axes: Axes, rows: list[dict[str, Any]]) -> None:
-    """The first row of each model, preset and form."""
+    """Draw a bar for each preset, model and form, from the first row that has them."""
     found: dict[str, dict[str, float]] = {}
     for row in rows:
         name = f"{row['preset']}\n{row['model']}"
@@ -171,8 +173,8 @@ def _bars(axes: Axes, rows: list[dict[str, Any]]) -> None:
 
 
 def _lines(rows: list[dict[str, Any]], what: str) -> Lines:
-    """Microseconds per image: one line for each model and preset with at least three values of
-    `what`."""
+    """Microseconds per image against `what`: a line for each group of rows that differ only in
+    `what`, if it has at least three values."""
     lines: Lines = {}
     for row in rows:
         others = [row[k] for k in ("preset", "model", "form", "variant", "capacity", "K")]

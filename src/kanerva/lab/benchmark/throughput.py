@@ -1,8 +1,8 @@
 """Images per second of a training step, and where its time goes.
 
 Images are random bytes: the cost of a step does not depend on their content, and no data set is
-needed. A whole step is timed as in training, including the sampling of batches on the device. The
-parts are timed one by one, each in the form of the step.
+needed. A whole step is timed as in training, including the sampling of batches on the device. Its
+parts are timed one by one, in the same form (eager, compiled or captured) as the step.
 """
 
 import gc
@@ -30,11 +30,11 @@ def random_episodes(config: RunConfig, device: torch.device) -> TrainingEpisodes
 
 
 def throughput(config: RunConfig, form: Form, fabric: Fabric, *, steps: int) -> dict[str, Any]:
-    """Measure one row: rate, time of each part, peak memory and seconds of the first step."""
+    """Measure a step: images per second, time of each part, peak memory, time of the first step."""
     device = fabric.device
     on_gpu = device.type == "cuda"
     gc.collect()
-    others = 0  # bytes that are already allocated on the device
+    others = 0  # bytes allocated on the device before this measurement
     torch._dynamo.reset()  # earlier shapes must not make this graph dynamic
     if on_gpu:
         torch.cuda.empty_cache()
@@ -90,7 +90,7 @@ def _parts(
     step: Step, episodes: TrainingEpisodes, config: RunConfig, steps: int
 ) -> dict[str, float]:
     """Milliseconds of a step's parts: the next batch, forward, backward, and the update (clipping,
-    optimiser, average). Also of the memory's forward operations: pasting blocks, and a read."""
+    optimiser, weight average). Also of `read`, the memory's part of the forward pass."""
     device = step.fabric.device
     episode = episodes.batch_at(0)
     counted = iter(range(10**9))

@@ -49,7 +49,7 @@ def timed(
 
 
 def replayed(call: Callable[[], object], device: torch.device, form: Form) -> Callable[[], object]:
-    """Return the call as the step's form would run it: unchanged, or as a CUDA graph."""
+    """Return the call as a CUDA graph if the form is `captured`, else unchanged."""
     if form != "captured":
         return call
     side = _side()  # shared, because every stream keeps its own workspace
@@ -70,7 +70,7 @@ def _side() -> torch.cuda.Stream:
 
 
 def matrix_rate(device: torch.device, precision: str) -> float:
-    """FLOP/s of a large product of random matrices, in the dtype of a run's products."""
+    """FLOP/s of a large matrix product, in the dtype that a run of this precision multiplies in."""
     on_gpu = device.type == "cuda"
     size = 8192 if on_gpu else 1024
     dtype = torch.bfloat16 if precision == "bf16-mixed" else torch.float32

@@ -1,7 +1,7 @@
 """The paper's tables and figures, and experiments beyond it: one file and one command each.
 
-A file has `ABOUT`, `run`, which measures, and `verdict`, which judges the figures. Files that NAMES
-does not list are shared by several experiments.
+An experiment's file defines `ABOUT`, its description; `run`, which measures; and `verdict`, which
+judges the figures. Files that are not in NAMES are shared by several experiments.
 """
 
 from importlib import import_module
@@ -9,7 +9,7 @@ from importlib import import_module
 from kanerva.errors import UserError, suggest
 from kanerva.lab.harness import Experiment, Finding, Lab
 
-NAMES = {  # name of an experiment to its file; in the paper's order, then beyond
+NAMES = {  # experiment: file; first in the paper's order, then those beyond it
     "table1": "table1",
     "allocator": "allocator",
     "iterative": "iterative",

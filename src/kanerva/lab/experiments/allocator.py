@@ -34,10 +34,10 @@ def error(model: Kpp, memory: Memory, images: Pixels) -> float:
 
 
 def exercise(model: Kpp, images: Pixels) -> tuple[Figures, list[Image.Image]]:
-    """Call malloc until the memory is full and the next call is refused; free some blocks; malloc.
+    """Fill the memory, check that the next malloc is refused, free some blocks, and refill them.
 
-    Measure what each call changed that it should not change, and whether freed images are
-    forgotten. Return these figures, and a picture of the memory after each call.
+    Measure how far each call changed blocks that it should not change, and whether freed images
+    are forgotten. Return these figures, and a picture of the memory after each call.
     """
     few = len(FREED)
     parts = images.split([len(images) - 2 * few, few, few])
@@ -114,7 +114,7 @@ def table(figures: Figures) -> list[str]:
 
 
 def verdict(figures: Figures) -> str:
-    """Whether calls leave other blocks alone, and whether freed images are forgotten."""
+    """Whether malloc and free leave other blocks unchanged, and freed images are forgotten."""
     change = max(figures["changed_by_malloc"], figures["changed_by_free"])
     apart = change < 1e-4 and figures["handles_kept"] and figures["refused_when_full"]
     held, freed = figures["familiarity_held"], figures["familiarity_freed"]

@@ -2,14 +2,15 @@
 
     Universal Hopfield Networks (Millidge et al. 2022; BerenMillidge/Theory_Associative_Memory,
         functions.py): the lower half black, or Gaussian noise folded and clipped to [0, 1]; correct
-        if the squared error is at most 60; similarities dot, Euclid, Manhattan, the largest wins
+        if the squared error is at most 60; the most similar image by dot, Euclid or Manhattan
     Latent Structured Hopfield Network (fudan-birlab/LSHN, evaluation.ipynb): the lower half grey;
         correct if the squared error is at most 50
     BayesPCN (plai-group/bayes-pcn, dataset/dataset.py, score.py): Gaussian noise, pixels dropped,
         columns hidden at the right; correct if the mean squared error on [-1, 1] is below 0.005
 
-Each stores the first N images of a set, and uses each of them once as a cue. The baselines store
-the images exactly; of these, only the nearest image on visible pixels uses the mask.
+In each protocol the first N images of a set are stored, and damaged copies of them are the cues.
+The baselines store the images exactly. Only one baseline uses the mask: the nearest image on
+visible pixels.
 """
 
 import tempfile
@@ -35,7 +36,7 @@ from kanerva.store.store import Store
 Flat = Float[Tensor, "n D"]
 Rows = Int[Tensor, " n"]
 Mask = Float[Tensor, "*n H W"]
-LOCATIONS, ACTIVE = 4096, 40  # hard locations of the sparse distributed memory; how many activate
+LOCATIONS, ACTIVE = 4096, 40  # of the sparse distributed memory: hard locations, active ones
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Protocol:
     whose: str
     damage: Callable[[Pixels, torch.Generator], tuple[Pixels, Mask | None]]
     most: float  # largest squared error of a correct answer, summed over pixels on [0, 1]
-    mean: bool  # if true, `most` is the mean over pixels on [-1, 1] instead
+    mean: bool  # if true, `most` limits the mean over pixels on [-1, 1] instead
 
     def correct(self, pictures: Pixels, images: Pixels) -> float:
         error = (pictures - images).square().flatten(1)
@@ -85,7 +86,7 @@ PROTOCOLS = (
 )
 
 
-# Systems: for each cue, the row of a stored image
+# Systems: each returns, for every cue, the row of a stored image
 
 
 def by_dot(held: Flat, cues: Flat) -> Rows:
@@ -136,9 +137,9 @@ def _signs(pixels: Flat) -> Flat:
 
 @torch.no_grad()
 def run(lab: Lab) -> Finding:
-    small = lab.preset in ("mnist", "omniglot", "glyphs")  # shipped, with binary pixels
+    small = lab.preset in ("mnist", "omniglot", "glyphs")  # has a shipped model and binary pixels
     options: dict[str, Any] = {}
-    if not small:  # no pixel context: pictures and comparisons treat pixels as independent
+    if not small:  # no pixel context: pictures and scores then treat pixels as independent
         options = {"decoder": {"neighbours": 0, "near_width": 128}}
     model = load(lab.preset) if small else lab.trained("kpp", **options).cpu()
     sizes = lab.pick((50, 100), (100, 1000, 10_000) if small else (100, 1000))
@@ -177,7 +178,8 @@ def make_store(path: Path, model: MemoryModel, images: Pixels) -> Store:
 def measure(
     store: Store, images: Pixels, protocol: Protocol, count: int, noise: torch.Generator
 ) -> list[Figures]:
-    """Measure every system on one protocol: share right, share correct by its rule, time."""
+    """Measure every system: the share of right images found, the share of answers correct by
+    the protocol's rule, and the time."""
     clean = images[: min(count, len(images))]
     cues, seen = protocol.damage(clean, noise)
     held, flat = images.flatten(1), cues.flatten(1)

@@ -1,4 +1,4 @@
-"""Shared by experiments on reading: baselines that learn nothing, and iterative reading itself."""
+"""Shared by experiments on reading: baselines without training, iterative reading, its errors."""
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +17,7 @@ _AT_ONCE = 256  # images that a model processes together
 
 
 def median_filter(images: Pixels) -> Pixels:
-    """The median of each pixel and its eight neighbours; the border is repeated outwards."""
+    """The median of each pixel and its eight neighbours; the border is padded by replication."""
     padded = F.pad(images, (1, 1, 1, 1), mode="replicate")
     return padded.unfold(2, 3, 1).unfold(3, 3, 1).flatten(-2).median(dim=-1).values
 
@@ -25,8 +25,8 @@ def median_filter(images: Pixels) -> Pixels:
 def squared_distances(
     pictures: Episode, written: Written, observed: PerPixel | None = None
 ) -> Float[Tensor, "B T R"]:
-    """Mean squared pixel distance from each picture to each written image of its episode; with
-    `observed`, only over pixels where it is 1."""
+    """Mean squared pixel distance from each picture to each written image of its episode. If
+    `observed` is given, the mean is over the pixels where it is 1."""
     ones = torch.ones_like(pictures[:, :, 0]) if observed is None else observed
     seen = ones[:, :, None].expand_as(pictures).flatten(2).double()
     a, b = pictures.flatten(2).double(), written.flatten(2).double()
@@ -79,7 +79,7 @@ def recall_every_step(
 ) -> Float[Tensor, "S n C H W"]:
     """Write images in episodes of `length`, and recall each from its cue; return every step.
 
-    `other_episode` reads the next episode's memory instead, which does not contain the image.
+    With `other_episode`, read the previous episode's memory, which does not contain the image.
     """
     written, cued = images.unflatten(0, (-1, length)), cues.unflatten(0, (-1, length))
     if other_episode:
@@ -96,7 +96,7 @@ def recall_every_step(
 
 
 def nearest_is_own(pictures: Episode, written: Episode) -> Bool[Tensor, "B T"]:
-    """Whether no written image is nearer to picture t than image t is; ties count as found."""
+    """Whether image t is the written image nearest to picture t. Ties count as true."""
     distance = squared_distances(pictures, written)
     own = distance.diagonal(dim1=1, dim2=2)
     return own <= distance.min(dim=-1).values + 1e-7

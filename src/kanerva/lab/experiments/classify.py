@@ -22,13 +22,13 @@ from kanerva.models.kpp_bits import KppBits
 
 TASKS = ((5, 1), (5, 5), (20, 1), (20, 5))  # characters to choose from, drawings of each
 AT_ONCE = 64  # characters whose drawings are written together
-AT_ONCE_SCORED = 6400  # pairs of a memory and a drawing scored together
+AT_ONCE_SCORED = 6400  # pairs of memory and drawing that are scored together
 ALL, WITHIN = "all characters", "one alphabet"  # where the characters of a task come from
 WANTED = {(5, 1): 0.88, (20, 1): 0.7}
 
 
 class Written:
-    """Every drawing as a stored block, so that any combination is read without writing again."""
+    """The blocks of all drawings, encoded once. Any set of them can then be read as a memory."""
 
     def __init__(self, model: KppBits, drawings: Drawings) -> None:
         self.model, self.drawings = model, drawings
@@ -41,10 +41,10 @@ class Written:
     def score(
         self, written: Int[Tensor, "tasks ways shots 2"], targets: Int[Tensor, "tasks ways 2"]
     ) -> Float[Tensor, "tasks ways ways"]:
-        """ln p(target | memory, target is kin of what is stored), one row per memory.
+        """ln p(target | memory, target is related to what is stored), one row per memory.
 
-        The last dimension of the indices is (character, drawing). The probability of not being kin
-        is the same for each memory, so it does not matter here.
+        The last dimension of the indices is (character, drawing). The probability of being related
+        is the same for each memory, so it is left out.
         """
         model, at = self.model, written.flatten(0, 1).unbind(-1)
         ways = written.shape[1]
@@ -72,7 +72,7 @@ def deal(
     tasks: int,
     noise: torch.Generator,
 ) -> tuple[Int[Tensor, "tasks ways shots 2"], Int[Tensor, "tasks ways 2"]]:
-    """Sample tasks. Each takes random characters of a random group, and of each character some
+    """Sample tasks. Each task has random characters of one random group. Each character has some
     drawings to write and one more to classify."""
     device, (ways, shots) = noise.device, kind
     sizes = groups.to(device).bincount()
@@ -94,15 +94,15 @@ def measure(
     kinds: tuple[tuple[int, int], ...],
     groups: dict[str, Int[Tensor, " characters"]],
 ) -> list[dict[str, Any]]:
-    """The share of drawings assigned to their own character, for each kind of task and each origin
-    of its characters."""
+    """The share of drawings assigned to their own character: for each kind of task, with
+    characters from each of `groups`."""
     held, rows = Written(model, drawings), []
     for name, group in groups.items():
         for ways, shots in kinds:
             noise = lab.noise("classify", name, ways, shots)
             written, targets = deal(group, drawings.shape[1], (ways, shots), tasks, noise)
             shares: dict[str, list[Tensor]] = {"kpp-bits": [], "nearest": []}
-            chunk = max(1, AT_ONCE_SCORED // ways**2)  # tasks
+            chunk = max(1, AT_ONCE_SCORED // ways**2)  # tasks scored together
             for pair in zip(written.split(chunk), targets.split(chunk), strict=True):
                 scores = {"kpp-bits": held.score(*pair), "nearest": nearest(drawings, *pair)}
                 own = torch.arange(ways, device=drawings.device)

@@ -40,8 +40,8 @@ def gaussian(images: Pixels, std: float, noise: torch.Generator) -> Pixels:
 
 
 def folded(images: Pixels, std: float, noise: torch.Generator) -> Pixels:
-    """Gaussian noise as in Universal Hopfield Networks (`gaussian_perturb_image` in their
-    functions.py): the absolute value, clipped at 1."""
+    """Add Gaussian noise, take the absolute value, and clip at 1. This is `gaussian_perturb_image`
+    of Universal Hopfield Networks (functions.py)."""
     return gaussian(images, std, noise).abs().clamp(0, 1)
 
 
@@ -88,7 +88,8 @@ def calibration_error(bins: list[Figures]) -> float:
 
 
 def error_by_chance(probabilities: Shares) -> float:
-    """The ECE that chance alone gives as many perfectly calibrated answers."""
+    """The mean ECE of perfectly calibrated answers with these probabilities: finite samples alone
+    give this much."""
     chance = np.random.default_rng(0)
     errors = [
         calibration_error(
@@ -100,7 +101,7 @@ def error_by_chance(probabilities: Shares) -> float:
 
 
 def auroc(low: Shares, high: Shares) -> float:
-    """How often a value of `high` is above one of `low`."""
+    """The share of pairs in which the value of `high` exceeds that of `low`; ties count half."""
     above = (high[:, None] > low[None]).mean() + 0.5 * (high[:, None] == low[None]).mean()
     return float(above)
 

@@ -1,7 +1,7 @@
 """An endless sequence of digits to fill a store: training images under random affine and elastic
 maps.
 
-Image n is training image n mod 60,000 under the n-th map, with sampled pixels. Any part of the
+Image n is training image n mod 60,000 under the n-th map, binarized by sampling. Any chunk of the
 sequence can be made without the rest.
 """
 
@@ -15,8 +15,8 @@ from kanerva.data.binarization import binarize, to_float
 from kanerva.seeding import stream
 from kanerva.shapes import Pixels
 
-CHUNK = 2000  # images that share a stream of random numbers
-_COARSE, _BEND = 5, 0.06  # knots of an elastic map along a side, and the std of their shifts
+CHUNK = 2000  # images made from one random generator
+_COARSE, _BEND = 5, 0.06  # elastic map: knots along a side, std of their shifts
 
 
 def deformed_chunk(originals: Pixels, chunk: int) -> Float[Tensor, "n C H W"]:

@@ -17,7 +17,7 @@ from kanerva.lab.experiments.baselines import (
 from kanerva.lab.experiments.measures import clearly_lower, estimate, pm
 from kanerva.lab.harness import About, Figures, Finding, Lab, Pixels
 
-CUES = (*NOISES, "clean")  # clean: the error of reading itself
+CUES = (*NOISES, "clean")  # with a clean cue, the error is that of reading alone
 MEMORIES = ("kpp", "kpp-paper", "dkm")
 RIVALS = ("vae", "median 3x3")
 STEPS, DRAWN = 10, 6
@@ -39,7 +39,7 @@ def run(lab: Lab) -> Finding:
         "found": {cue: {} for cue in CUES},
         "lower": {},
     }
-    pictures: dict[str, dict[str, Pixels]] = {}  # by noise and by row of the picture
+    pictures: dict[str, dict[str, Pixels]] = {}  # pictures[noise][row]
     for noise in CUES:
         cue = make_cue(noise, images, lab.noise("denoise", noise))
         made: dict[str, Float[Tensor, "_ n C H W"]] = {
@@ -63,7 +63,7 @@ def run(lab: Lab) -> Finding:
         figures["error"][noise] = {
             name: [estimate(step) for step in error] for name, error in errors.items()
         }
-        if noise in NOISES:  # by how much kpp's error is lower, image by image
+        if noise in NOISES:  # the other's error minus kpp's, image by image
             figures["lower"][noise] = {
                 name: estimate(errors[name][-1] - errors["kpp"][-1])
                 for name in ("cue", *RIVALS, "kpp-paper", "dkm")
@@ -106,7 +106,7 @@ def table(figures: Figures) -> list[str]:
 
 
 def verdict(figures: Figures) -> str:
-    """Whether the error falls for every kind of noise and baselines are beaten; if not, why."""
+    """Whether kpp reduces every kind of noise and beats the baselines; if not, where it fails."""
     less = figures["lower"]
     cleaned = [noise for noise in NOISES if clearly_lower(less[noise]["cue"])]
     best = [noise for noise in NOISES if all(clearly_lower(less[noise][name]) for name in RIVALS)]

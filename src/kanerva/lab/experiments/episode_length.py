@@ -7,7 +7,7 @@ from kanerva.lab.paper_figures import EPISODE_LENGTH_STD
 from kanerva.presets import preset
 
 LENGTHS = (5, 16, 32, 64)
-CELLS = 36  # of kpp's preset; longer episodes get 64 cells in a map of the same size
+CELLS = 36  # capacity of kpp's preset; longer episodes get 64 cells, in a map of the same size
 
 
 def setting(model: str, length: int, lab: Lab) -> Setting:
@@ -23,7 +23,7 @@ def setting(model: str, length: int, lab: Lab) -> Setting:
 
 
 def verdict(figures: Figures) -> str:
-    """Whether T matters, by the standard deviation and the trend of the means."""
+    """Whether T matters: the standard deviation and the trend of the bound over T."""
     words = [
         f"{model}'s bound goes from {found['first']:.1f} at the shortest T to {found['last']:.1f} "
         f"at the longest (std over T {found['std']:.2f})"

@@ -1,10 +1,11 @@
 """Beyond the paper: does a memory of drawings of a character help with another drawing of it?
 
 Some drawings of a character are written. Another drawing of it is scored with that memory, and with
-a memory of as many drawings of another character. All models see the same training episodes, many
-of them of a single character; the test characters are not among these. `kpp-bits-empty` has the
-networks of `kpp-bits`, but nothing is ever written: its bound is what a memory has to beat. One
-`kpp-bits` was trained without labels: its kin are copies of one image.
+a memory of as many drawings of another character. All models are trained on the same kind of
+episodes, many of them of a single character. Test characters do not occur in training.
+`kpp-bits-empty` has the networks of `kpp-bits`, but nothing is ever written: its bound is what a
+memory has to beat. One `kpp-bits` is trained without labels: in place of other drawings of a
+character it sees copies of one image.
 """
 
 from collections.abc import Iterator
@@ -32,19 +33,19 @@ from kanerva.shapes import Labels
 
 Drawings = Float[Tensor, "N drawings C H W"]  # by character
 PerCharacter = Float64[Tensor, " N"]
-Scores = dict[Any, PerCharacter]  # key: "empty", or number of drawings written and whose
+Scores = dict[Any, PerCharacter]  # keys: "empty", (count, "own"), (count, "other")
 
-WRITTEN = (1, 2, 5, 10, 19)  # drawings of a character to write, if it has one more to score
+WRITTEN = (1, 2, 5, 10, 19)  # drawings to write; a character needs one more to score
 MOST = 20  # drawings of a character that are used
-COMPANY = 8  # images scored together: most posteriors were trained with mixed neighbours
+COMPANY = 8  # T of scored episodes: most posteriors were trained on mixed episodes
 AT_ONCE = 64  # characters scored together
 SEEDS = 3  # of our models in the full protocol; other models have one
 OURS, EMPTY, COPIES = "kpp-bits", "kpp-bits-empty", "kpp-bits, no labels"
 MODELS = (OURS, EMPTY, COPIES, "dkm", "no-memory", "vae")
-INDEPENDENT = "independent pixels"  # the bound of z, in addition to that of the pixel code
+INDEPENDENT = "independent pixels"  # the bound with pixels independent given z
 BY_SEED = ("own", "over_empty")  # scores that a record keeps for each seed
 LINES = {(False, False): "-", (True, False): ":", (False, True): "--", (True, True): "-."}
-OFF = 1000  # nats: scores beyond this mean that a model fails on what it sees
+OFF = 1000  # nats: beyond this a model fails on its input, and plots get a log scale
 TITLES = {  # of the scores in a table
     "own": "bound of a drawing that is not written, under drawings of its character",
     "gain": "the same under as many drawings of another character, less that",
@@ -105,8 +106,11 @@ def mix_episodes(
 def memories(
     model: MemoryModel, written: Drawings, counts: list[int], noise: Noise
 ) -> Iterator[tuple[int, Memory | None]]:
-    """For each row of drawings, an empty memory, and memories of the first `count` drawings. If
-    blocks can be freed, all are written once and the last ones freed: the same memory, faster."""
+    """Yield an empty memory, then for each count a memory of each row's first `count` drawings.
+
+    If blocks can be freed, all drawings are written once and the last ones are freed. This gives
+    the same memory faster.
+    """
     rows, most = len(written), max(counts, default=0)
     yield 0, model.empty(rows) if model.remembers else None
     if not model.has_blocks or not counts:
@@ -129,10 +133,12 @@ def score(
     counts: list[int],
     name: int,
 ) -> dict[tuple[str, int], Float64[Tensor, "N 2"]]:
-    """Bounds, by decoder and number of drawings written. With each row's memory, score the row's
-    own target and that of the row before."""
+    """Score two targets with each row's memory: the row's own, and that of the row before.
+
+    The result maps (decoder, number of drawings written) to bounds.
+    """
     coded = isinstance(model, KppBits | KppBitsEmpty)
-    company = 2 if coded else COMPANY  # with a code, q sees one image at a time
+    company = 2 if coded else COMPANY  # with a pixel code, q(z|x) sees one image at a time
     episodes, middle, found = mix_episodes(targets, company), company // 2, {}
     for start in range(0, len(targets), AT_ONCE):
         part = slice(start, start + AT_ONCE)
@@ -156,7 +162,8 @@ def measure(
     """Bounds on unwritten drawings, averaged over those of a character.
 
     They are scored with an empty memory and, for each number of written drawings, with a memory of
-    their own character and of another. The result is by decoder; "" is the model's own.
+    their own character and of another. The result maps a decoder to scores; "" is the model's
+    default decoder.
     """
     scores: dict[str, dict[Any, list[PerCharacter]]] = {}
     for number in range(rounds):
@@ -176,11 +183,10 @@ def measure(
 
 
 def summarise(seeds: list[Scores], empty: list[PerCharacter], counts: list[int]) -> dict[str, Any]:
-    """Summarise scores by differences of bounds.
+    """Summarise bounds with a memory of the own character, of another, and with an empty one.
 
-    `gain`: another character's memory minus the own character's. `over_empty`: an empty memory
-    minus the own character's. `other_over`: another character's memory minus an empty one. All are
-    differences per drawing, averaged over seeds; errors are over characters.
+    `gain` is other minus own. `over_empty` is empty minus own. `other_over` is other minus empty.
+    All are nats per drawing, averaged over seeds; errors are over characters.
     """
     start = torch.stack([each["empty"] for each in seeds]).mean(dim=0)
     result: dict[str, Any] = {"empty": estimate(start, "error"), "written": []}
@@ -290,7 +296,7 @@ def table(figures: Figures) -> list[str]:
 
 
 def nats(value: Estimate) -> str:
-    """Format a value with its error; shorter if it is huge."""
+    """Format a value with its error; a huge value in a shorter form."""
     mean, error = value["mean"], value["error"]
     moderate = max(abs(mean), 10 * error) < OFF
     return f"{mean:.2f}±{error:.2f}" if moderate else f"{mean:.0e}±{error:.0e}"

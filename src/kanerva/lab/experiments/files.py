@@ -1,7 +1,7 @@
-"""Beyond the paper: do files of memories have as many bits as they claim?
+"""Beyond the paper: are memory files as small as their claimed bits?
 
-Images are written whole, and shrunk. Each memory is saved, and loaded with one and with two
-threads, on the CPU and on a GPU if there is one. Every symbol must be as it was written. Coding,
+Memories of whole images and of shrunk ones are saved. Each is loaded with one and with two threads,
+on the CPU, and on a GPU if there is one. Every symbol must come back unchanged. Entropy coding,
 including the prior, is timed separately from the networks of the pixel code.
 """
 
@@ -30,7 +30,7 @@ from kanerva.memory.pixel_code import PixelCode
 from kanerva.models.kpp_bits import KppBits
 
 COUNTS = (32, 1000, 10_000)
-CAPS = (None, 56, 24)  # bits per image: everything, a gist and some pixels, part of a gist
+CAPS = (None, 56, 24)  # bits per image: no cap; a gist and some pixels; part of a gist
 AT_ONCE = 256
 CLOSE = 0.01  # fraction by which a file may exceed its claim
 
@@ -101,7 +101,7 @@ def measure(model: KppBits, memory: Memory, folder: Path, others: list[str]) -> 
 
 
 class KnownTables(PixelCode):
-    """A pixel code with precomputed tables, so that only coding is timed."""
+    """A pixel code with precomputed tables, so that timing excludes its networks."""
 
     def __init__(self, code: PixelCode, counts: Int[Tensor, "N n"]) -> None:
         torch.nn.Module.__init__(self)
@@ -126,8 +126,10 @@ class KnownTables(PixelCode):
 
 
 def time_coding(memory: Memory) -> dict[str, float]:
-    """Seconds from symbols to bytes and back, with the prior but without the networks of the pixel
-    code, which are timed separately. For a memory of whole images."""
+    """Seconds to encode symbols to bytes, to decode them, and of the pixel code's networks alone.
+
+    Coding includes the prior but not these networks. The memory must hold whole images.
+    """
     codec = memory.codec
     assert isinstance(codec, BlockCodec)
     gists, detail = memory.to("cpu")._in_order()
@@ -205,7 +207,7 @@ def describe_coding(coding: dict[str, Any]) -> str:
 
 
 def verdict(figures: Figures) -> str:
-    """Whether files are as large as they claim, and all blocks come back."""
+    """Whether file sizes match their claims, and all blocks come back unchanged."""
     rows = figures["rows"]
     wrong = sum(sum(row["differences"].values()) for row in rows)
     over = [

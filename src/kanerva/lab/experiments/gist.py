@@ -1,13 +1,14 @@
-"""Beyond the paper: what the bits of a gist are good for.
+"""Beyond the paper: is a gist worth its bits?
 
 Two codes with the same pixel decoder and the same bits per image are compared. One stores a gist
-first and then pixels; the other stores only pixels, from the first on (the prefix-only code). Each
-is measured by the bound on stored images and by its pictures. Stored pixels of a picture are exact;
-the others come from the gist, or are the mean of several completions by the decoder. The gist is
-also used to find an image from half of its pixels.
+and then pixels. The other, the prefix-only code, stores only pixels, from the first on. Each is
+measured by the bound on stored images and by its pictures. In a picture, stored pixels are exact.
+The others are predicted from the gist; the prefix-only code uses the mean of several completions by
+the pixel decoder. The gist is also used to find an image from half of its pixels.
 
-Pictures are compared with the pixels that were written, and with the grey image that these were
-sampled from. The first error includes the sampling noise: even the grey image itself has it.
+Pictures are compared with the binary pixels that were written, and with the grey image that these
+were sampled from. The error against binary pixels includes their sampling noise, so it is not zero
+even for the grey image itself.
 """
 
 import math
@@ -27,9 +28,9 @@ from kanerva.memory.fixed_point import TOTAL
 from kanerva.models.kpp_bits import KppBits
 from kanerva.pictures import sheet
 
-CAPS = (16, 32, 53, 97)  # bits per image; a block ends with the pixel that passes its cap
+CAPS = (16, 32, 53, 97)  # bits per image; only the last pixel of a block may exceed the cap
 FOUND = 53  # the cap at which images are searched for
-COMPLETIONS = 16  # samples of the pixels that are not stored, by the decoder alone
+COMPLETIONS = 16  # samples of the pixels that are not stored, without a gist
 SHOWN = 12
 AT_ONCE = 512  # completions made together
 ENOUGH = 0.98  # share of images that a gist should find
@@ -52,7 +53,7 @@ def halves(height: int, width: int, noise: torch.Generator) -> dict[str, Bool[Te
 
 
 def cap_prefix(model: KppBits, images: Images, cap: int) -> Detail:
-    """The prefix-only code: pixels alone, from the first on, up to a cap of bits, without gists."""
+    """Code images by the prefix-only code: no gist, and the first pixels up to a cap of bits."""
     count, pixels = len(images), images[:, 0]
     nothing = torch.zeros(count, model.writer.size, device=model.device)
     costs = model.pixel_code.cost(model.pixel_code.table(nothing, pixels), pixels.flatten(1))
@@ -66,8 +67,8 @@ def cap_prefix(model: KppBits, images: Images, cap: int) -> Detail:
 def complete(
     model: KppBits, detail: Detail, noise: torch.Generator
 ) -> tuple[Float[Tensor, "N n"], Float[Tensor, "N n"]]:
-    """Stored pixels, completed by the decoder without a gist: the mean of several completions, and
-    the first of them."""
+    """Sample the pixels that are not stored, without a gist. Return the mean of several completions
+    of each image, and one of them."""
     count = len(detail.caps)
     total = torch.zeros(count, detail.pixels.shape[1], device=model.device)
     first = total.clone()
@@ -118,7 +119,7 @@ def run(lab: Lab) -> Finding:
 
 
 def measure(lab: Lab, model: KppBits, images: Images, grey: Images) -> Finding:
-    """Measure both codes on all images in one memory. Their pixels were sampled from `grey`."""
+    """Measure both codes with all images in one memory. `images` were sampled from `grey`."""
     count = len(images)
     large = model.with_capacity(count)
     assert isinstance(large, KppBits)
@@ -202,7 +203,7 @@ def table(figures: Figures) -> list[str]:
 
 
 def verdict(figures: Figures) -> str:
-    """Whether gists find images, and draw them better than as many bits of pixels."""
+    """Whether gists find images, and give better pictures than as many bits of pixels."""
     row = next(row for row in figures["rows"] if row["cap"] == figures["found_cap"])
     worst = min(figures["found"].values())
     gist, prefix = row["gist"], row["prefix"]

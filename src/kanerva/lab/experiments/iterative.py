@@ -16,10 +16,10 @@ from kanerva.memory.heap import Memory
 from kanerva.models.base import MemoryModel
 from kanerva.shapes import Episode
 
-MODELS = {"kpp": "generate", "kpp-paper": None}  # and their variants
+MODELS = {"kpp": "generate", "kpp-paper": None}  # model: variant
 STEPS, DRAWN = 10, 8
 SAME = 0.01  # root mean square over pixels: below it two pictures look the same
-MEASURES = {  # names in the output, and decimals
+MEASURES = {  # measure: label and decimals in the table
     "bound": ("bound", 1),
     "nearest": ("distance to the nearest written image", 3),
     "grey": ("greyness", 3),
@@ -79,7 +79,7 @@ def run(lab: Lab) -> Finding:
         first = model.generate(memory, length, generator=lab.noise("iterative", "keys"))
         steps = torch.cat([first[None], model.recall(memory, first, steps=STEPS)])
         values = measure(model, memory, written, steps, lab)
-        recalled = model.recall(memory, written, steps=1)  # how good a picture can get here
+        recalled = model.recall(memory, written, steps=1)  # recall from true images, to compare
         own = measure(model, memory, written, recalled, lab)
         gains = {what: values[what][0] - values[what][-1] for what in MEASURES}
         figures["models"][name] = {
@@ -89,7 +89,7 @@ def run(lab: Lab) -> Finding:
             "written": {what: estimate(own[what][0]) for what in MEASURES},
             "copies": copies(steps[-1], recalled[0]),
             "spread": [spread(pictures) for pictures in steps],
-            # from the first picture to the last step, image by image
+            # first picture minus last step, image by image
             "gain": {what: estimate(gain) for what, gain in gains.items()},
         } | {what: [estimate(step) for step in values[what]] for what in MEASURES}
         pictures[name] = steps[:, 0, :DRAWN].transpose(0, 1)
@@ -126,7 +126,7 @@ def table(figures: Figures) -> list[str]:
 
 
 def verdict(figures: Figures) -> str:
-    """For each model: whether pictures improve, how much at first, and what they become."""
+    """For each model: whether its pictures improve, how fast, and whether they stay diverse."""
     return " ".join(judge(name, found) for name, found in figures["models"].items())
 
 

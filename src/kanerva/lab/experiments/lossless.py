@@ -1,8 +1,9 @@
 """Beyond the paper: images stored exactly, with a table of pixel contexts.
 
-The simplest lossless code of binary images: a pixel's probability is the frequency of ones after
-the same context, a few pixels near and before it, in the training set. A memory of such codes has
-the bound ln T, so it dominates any memory with more bits per image.
+The simplest lossless code of binary images. The context of a pixel is a few near pixels that come
+before it. Its probability of being one is the frequency of ones after that context in the training
+set. A memory of such codes has the bound ln T, the lowest possible, so it dominates any memory with
+more bits per image.
 """
 
 import math
@@ -23,7 +24,7 @@ from kanerva.presets import preset
 from kanerva.seeding import stream
 
 Binary = Float[Tensor, "N H W"]
-SIZES = (8, 10, 12, 14, 16, 18)  # pixels of a context; validation images decide which
+SIZES = (8, 10, 12, 14, 16, 18)  # pixels of a context; the best on validation images is used
 RADIUS = 4
 PRIOR = 0.4  # pseudo-count of zeros and of ones in every context
 
@@ -61,7 +62,7 @@ class ContextTable:
             self.counts[value] += torch.bincount(at, minlength=2**self.size)
 
     def bits(self, images: Binary) -> float:
-        """Bits per image, without the end of the code."""
+        """Ideal bits per image, without the few that terminate an arithmetic code."""
         share = (self.counts[1] + PRIOR) / (self.counts.sum(dim=0) + 2 * PRIOR)
         chance = share[number_contexts(images, self.size).long()]
         cost = -torch.where(images > 0.5, chance, 1 - chance).log2()
@@ -107,7 +108,7 @@ def run(lab: Lab) -> Finding:
 
 
 def find_dominated(name: str, bits: float) -> list[str]:
-    """Records of memories that take more bits per image and have no lower bound."""
+    """Records of memories with at least `bits` per image and a bound of at least ln T."""
     folder = RESULTS / name
     found = read_records(folder) if any(folder.glob("*.json")) else []
     return sorted(

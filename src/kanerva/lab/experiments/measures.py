@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 DEAD = 0.01  # a change of pixels on [0, 1] that is not visible
-WORSE = 1.1  # a tenth greyer, or a tenth fewer edges, counts as blurred
+WORSE = 1.1  # factor: 10 % greyer, or 10 % weaker edges, counts as blurred
 ERRORS = ("std", "se", "ci95", "error")  # names for the error of a mean in records
 
 Estimate = dict[str, Any]  # mean, and one of ERRORS
@@ -49,8 +49,8 @@ def sharpness(
 
 
 def is_blurred(now: Intervals, before: Intervals) -> bool:
-    """Whether pictures are greyer than before, beyond the error; if not binary, whether they have
-    fewer edges."""
+    """Whether pictures are clearly greyer than before. If they are not binary, whether their edges
+    are clearly weaker."""
     low, high = (before["grey"], now["grey"]) if "grey" in now else (now["edges"], before["edges"])
     return high["mean"] > max(WORSE * low["mean"], low["mean"] + low["ci95"] + high["ci95"])
 
@@ -59,15 +59,15 @@ def is_blurred(now: Intervals, before: Intervals) -> bool:
 
 
 def estimate(values: Float[Tensor, "n"], error: str = "se") -> Estimate:  # noqa: F821
-    """A mean and its standard error, with values as independent. `error` is the name of the error
-    in records; `ci95` is half of a 95 % interval."""
+    """A mean and its standard error, for independent values. `error` is the key of the error in
+    records; for `ci95` it is half the width of a 95 % interval instead."""
     values = values.double()
     spread = values.std().item() / math.sqrt(len(values)) if len(values) > 1 else math.nan
     return {"mean": values.mean().item(), error: 1.96 * spread if error == "ci95" else spread}
 
 
 def interval(values: Float[Tensor, " n"]) -> Estimate:
-    """A mean and half of its 95 % interval."""
+    """A mean and half the width of its 95 % interval."""
     return estimate(values, "ci95")
 
 

@@ -9,9 +9,9 @@ from kanerva.lab.experiments.sweep import Setting
 from kanerva.lab.harness import About, Figures, Finding, Lab
 from kanerva.lab.paper_figures import MEMORY_GAIN
 
-LENGTH = 32  # T of all models: that of kpp and of our records
+LENGTH = 32  # T of all models, as in kpp's preset and our records
 SHIFT = ShiftedResNetConfig.shift
-SETTINGS = [  # the full version uses records, if there are three seeds of each
+SETTINGS = [  # the full protocol reads records if each has three seeds
     sweep.of_paper("no-memory", "no-memory", "-shifted", encoder={"shift": SHIFT}),
     sweep.of_paper("kpp-paper", "kpp-paper"),
     Setting("kpp", "kpp", "store"),

@@ -2,8 +2,9 @@
 
 A memory of five drawings of an unseen character generates others. A classifier that saw neither the
 five nor any sample decides which of twenty characters a sample shows. For comparison, it also
-classifies real drawings, and samples of an empty memory. A sample is a copy if it is nearer to one
-of the five than any two drawings of that character are to each other, after the best shift.
+classifies real drawings, and samples of an empty memory. Distances are pixel counts after the best
+shift. A sample counts as a copy if it is nearer to one of the five than any two drawings of that
+character are to each other.
 """
 
 import torch
@@ -23,17 +24,17 @@ from kanerva.pictures import sheet
 WRITTEN = 5  # drawings of each character
 SAMPLES = 12  # per memory
 WAYS = 20  # characters that the classifier chooses from
-SHIFT = 3  # pixels to each side, when drawings are compared
+SHIFT = 3  # largest shift in pixels when drawings are compared
 COPIES = 12  # affine copies of each drawing that the classifier learns from
 AT_ONCE = 128  # memories processed together
 SHOWN = 6  # characters in the picture
-ENOUGH, FEW = 0.6, 0.05  # hoped for: share of samples recognised, at least; of copies, at most
+ENOUGH, FEW = 0.6, 0.05  # targets: least share of samples recognised, largest share of copies
 
 Rows = Float[Tensor, "n _ C H W"]
 
 
 def train_classifier(lab: Lab, drawings: Drawings) -> FeatureExtractor:
-    """Train on all characters, with drawings that are not written and affine copies of them."""
+    """Train a classifier of all characters on these drawings and affine copies of them."""
     count, each = drawings.shape[:2]
     pixels = (255 * drawings.flatten(0, 1)).to(torch.uint8).cpu()
     noise = torch.Generator().manual_seed(lab.seed)
@@ -74,7 +75,7 @@ def shifted_distances(some: Rows, others: Rows) -> Float[Tensor, "n _ _"]:
     for down in range(2 * SHIFT + 1):
         for across in range(2 * SHIFT + 1):
             moved = framed[..., down : down + height, across : across + width].flatten(2)
-            apart = torch.cdist(flat, moved).square()  # of binary pixels: how many differ
+            apart = torch.cdist(flat, moved).square()  # for binary pixels, the number that differ
             best = apart if best is None else torch.minimum(best, apart)
     assert best is not None
     return best

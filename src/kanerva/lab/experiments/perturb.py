@@ -1,8 +1,8 @@
 """Fig. 7: pictures at perturbed keys, y + eps, eps ~ N(0, 0.1), and at a VAE's perturbed z.
 
-A row starts from one image's key: the place of its block (`kpp`), the mean of q(y|x) (`kpp-paper`),
-or instead of a key the mean of q(z|x) (`vae`). Pictures use the mean of p(z|M, y), so changes in a
-row are due to the key alone; `z redrawn` keeps the key and samples z instead.
+A row starts from one image's key: the place of its block (`kpp`) or the mean of q(y|x)
+(`kpp-paper`). A VAE has no keys, so its row starts from the mean of q(z|x). Pictures use the mean
+of p(z|M, y), so changes in a row are due to the key alone. `z redrawn` keeps the key and samples z.
 The paper does not say whether 0.1 is a standard deviation or a variance: both are shown.
 """
 
@@ -29,7 +29,7 @@ from kanerva.pictures import Pictures, sheet
 
 Rows = Float[Tensor, "rows R C H W"]  # pictures at R perturbations of one image's key
 PerRow = Float[Tensor, " rows"]
-Ways = dict[str, Intervals]  # by the way that keys were moved
+Ways = dict[str, Intervals]  # key: the way that keys were moved
 
 # the paper's 0.1 as a standard deviation, and as a variance
 SPREADS = {f"{spread:.3g}": spread for spread in (KEY_NOISE, KEY_NOISE**0.5)}
@@ -38,8 +38,8 @@ ACROSS = 8  # pictures of a row
 
 
 def measure_rows(rows: Rows, still: Pixels, images: Pixels, binary: bool) -> dict[str, PerRow]:
-    """Measures of each row. `still` is the picture of the unmoved key, `images` the written images
-    in the same order."""
+    """Measures of each row. Row i is of the written image `images[i]`; `still[i]` is the picture at
+    its unmoved key."""
     nearest = rms(rows.flatten(0, 1), images).unflatten(0, rows.shape[:2])
     own = torch.arange(len(rows), device=rows.device)[:, None]
     values = {
@@ -55,8 +55,11 @@ def measure_rows(rows: Rows, still: Pixels, images: Pixels, binary: bool) -> dic
 def move_keys(
     model: MemoryModel, images: Pixels, length: int, generator: torch.Generator
 ) -> tuple[Pixels, dict[str, Rows]]:
-    """Return each image's picture at its unmoved key, and rows of pictures for every way of moving:
-    by each spread, with the key kept and z resampled (for models with keys), and at random keys."""
+    """Return each image's picture at its unmoved key, and rows of pictures for each way of moving.
+
+    Keys are moved by noise of each spread, or replaced by random keys. Models with keys also have
+    a row in which the key is kept and z is resampled.
+    """
     at = write_scene(model, images.unflatten(0, (-1, length)), generator)
     shape = (*at.starts.shape[:2], ACROSS, *at.key_shape)
 
@@ -109,7 +112,7 @@ def run(lab: Lab) -> Finding:
 
 
 def verdict(figures: Figures) -> str:
-    """Whether keys moved by 0.1 give variations of the image they started from, and a VAE's z."""
+    """Whether keys (or a VAE's z) moved by 0.1 give variations of the image they started from."""
     models = figures["models"]
     words = [judge(name, ways) for name, ways in models.items()]
     blurred = {name: is_blurred(ways[FIRST], ways["unmoved"]) for name, ways in models.items()}
@@ -146,7 +149,7 @@ def judge(name: str, ways: Ways) -> str:
 
 
 def latent(name: str) -> str:
-    """The latent of a model that is moved."""
+    """The name of the latent that is moved."""
     return "z" if name == "vae" else "keys"
 
 

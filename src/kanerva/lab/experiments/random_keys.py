@@ -1,10 +1,10 @@
 """Fig. 8: random keys, y ~ p(Y) = N(0, 1), read from one episode's memory.
 
 A picture from a memory should show that memory: it should be nearer to the written images than to
-as many others. `keys alone` uses the mean of p(z|M, y): if keys have no effect, this gives the same
-picture for every key, and only the noise of z differs, as in a VAE. Pictures of `kpp` are also
-split by where the key falls (on a block, or on free space), and compared with the same networks
-with nothing written.
+as many others. `keys alone` uses the mean of p(z|M, y), without the noise of z. If keys have no
+effect, it gives the same picture for every key. Pictures of `kpp` are also split by where the key
+falls, on a block or on free space. They are compared with pictures of the same networks with
+nothing written.
 """
 
 import torch
@@ -32,8 +32,9 @@ SHOWN = 16
 
 
 def measure(made: Pictures, written: Pictures, others: Pictures, binary: bool) -> Values:
-    """Measures of each picture: distance to the nearest written image, how much farther the nearest
-    of as many other images is, and sharpness. `apart` is the mean distance between two pictures."""
+    """Measures of pictures. `nearest` is the distance to the nearest written image. `gap` is how
+    much farther the nearest of as many other images is. `apart` is the mean distance between two
+    pictures. The rest is sharpness."""
     near, far = rms(made, written).amin(dim=1), rms(made, others).amin(dim=1)
     values = {"nearest": near, "gap": far - near} | sharpness(made, binary)
     return values | ({"apart": mean_distance(made)[None]} if len(made) > 1 else {})
@@ -43,7 +44,7 @@ def measure(made: Pictures, written: Pictures, others: Pictures, binary: bool) -
 def read_at_random(
     model: MemoryModel, written: Pictures, length: int, generator: torch.Generator
 ) -> dict[str, Pictures]:
-    """Pictures at random keys, as many as images were written, by the way they were made."""
+    """Pictures at random keys, one for each written image; by how they were made."""
     episodes = written.unflatten(0, (-1, length))
     at = write_scene(model, episodes, generator)
     keys = at.draw_keys(length, generator)
@@ -75,7 +76,7 @@ def run(lab: Lab) -> Finding:
             }
             if group == 0:
                 parts += [(label, p[:SHOWN]) for label, p in made.items() if ", on " not in label]
-            if name == "vae":  # to compare with; every model saw the same
+            if name == "vae":  # references for all models, added once
                 made["unwritten images"] = lab.images(GROUP, skip=(count + 1 + group) * GROUP)
                 made["two written, mixed"] = (written + written.roll(1, dims=0)) / 2
             for label, pictures in made.items():

@@ -10,7 +10,7 @@ READS = (1, 2, 8, 64)
 
 
 def verdict(figures: Figures) -> str:
-    """Whether K matters, by the standard deviation of the means."""
+    """Whether K matters: the standard deviation of the KL and of the bound over K."""
     kl, total = figures["over_K"]["kl"], figures["over_K"]["nll_nats"]
     words = [
         f"over K the total KL has std {kl['std']:.2f}, the bound {total['std']:.2f}",

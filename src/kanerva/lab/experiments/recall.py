@@ -48,7 +48,7 @@ def make_cue(name: str, images: Pixels, generator: torch.Generator) -> Pixels:
 
 
 def with_room(lab: Lab, model: MemoryModel, length: int, **options: Any) -> MemoryModel:
-    """The same weights, and so the same blocks, with a memory for `length` images."""
+    """The same model with a memory for `length` images. Its blocks are unchanged."""
     if length <= (empty := model.empty()).capacity:
         return model
     side = math.isqrt(length - 1) + 1  # a square of cells
@@ -151,7 +151,7 @@ def table(figures: Figures) -> list[str]:
 
 
 def verdict(figures: Figures) -> str:
-    """Whether the bar is reached, and which system finds most when the memory is fullest."""
+    """Whether the bar is reached, and which system finds most images at the largest T."""
     shares, at = figures["share"], figures["lengths"].index(BAR_LENGTH)
     share = shares[BAR_CUE]["kpp"][at]
     fullest = []

@@ -16,19 +16,19 @@ from kanerva.models.base import MemoryModel
 from kanerva.models.latent import LatentModel
 from kanerva.shapes import Episode, Readout
 
-Latents = Float[Tensor, "B n *key"]  # keys, or a VAE's readouts: N(0, 1) a priori, all of them
+Latents = Float[Tensor, "B n *key"]  # keys, or a VAE's readouts; the prior of both is N(0, 1)
 
 MODELS = {  # label: model and variant
     "kpp-generate": ("kpp", "generate"),
     "kpp-paper": ("kpp-paper", None),
     "vae": ("vae", None),
 }
-GROUP = 32  # images to search for the nearest one: one memory of `kpp`
+GROUP = 32  # images among which the nearest is searched: an episode of `kpp`
 
 
 @dataclass(frozen=True)
 class Scene:
-    """A model, the memory of the images it has written, if it has one, and their keys."""
+    """A model, the memory it has written (None for a VAE), and the keys of the written images."""
 
     model: MemoryModel
     memory: Memory | None
@@ -70,7 +70,7 @@ def write_scene(model: MemoryModel, episodes: Episode, generator: torch.Generato
 
 
 def train_for_scene(lab: Lab, name: str) -> tuple[MemoryModel, int]:
-    """One of MODELS, and how many images it writes to a memory, a divisor of GROUP."""
+    """One of MODELS, trained, and how many images it writes to a memory. GROUP is a multiple."""
     length = lab.config(*MODELS[name]).episode_length
     return lab.trained(*MODELS[name]), length if GROUP % length == 0 else GROUP
 

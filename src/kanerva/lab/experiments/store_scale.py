@@ -1,9 +1,10 @@
 """Beyond the paper: one file of a million different images, searched with half an image.
 
 The images are affine and elastic copies of the 60,000 training digits. The store's own search
-(product quantisation, then exact scores of candidates) is compared with an exact one: the inner
-products of all pictures with the cue, then the same scores. The store is kept in the folder of
-runs, so that an interrupted run continues. `--steps N` sets the number of images.
+ranks candidates by product quantisation and then scores them exactly. It is compared with a search
+that ranks all pictures by inner products with the cue and then uses the same scores. The store is
+kept in the folder of runs, so that an interrupted run continues. `--steps N` sets the number of
+images.
 """
 
 import json
@@ -75,8 +76,10 @@ def run(lab: Lab) -> Finding:
 
 
 def fill(path: Path, model: str, originals: Bytes, count: int) -> list[list[float]]:
-    """Add images until the store has `count`. Return images, seconds and processor seconds of each
-    chunk; they are also saved beside the store, so that an interrupted run can continue."""
+    """Add images until the store has `count`. Return [images, seconds, CPU seconds] of each chunk.
+
+    These rows are also saved beside the store, so that an interrupted run can continue.
+    """
     notes = path.with_suffix(".json")
     rows: list[list[float]] = json.loads(notes.read_text()) if notes.is_file() else []
     with Store(path, model=model) as store:
@@ -96,8 +99,8 @@ def images_of(originals: Bytes, rows: np.ndarray) -> Pixels:
 
 
 def exact_search(store: Store, images: Pixels) -> tuple[list[int], Figures]:
-    """Find the best id of each half-hidden image by inner products with all pictures, then exact
-    scores. Also return the time per cue of a batch."""
+    """Find the best id for the upper half of each image. All pictures are ranked by inner
+    products, and the best are scored exactly. Also return the times."""
     half = box(images.shape[-2:], (0, 0.5))
     cues = as_cues(store.model, images * half, half, None, 0)
     ids = np.array(list(store))
@@ -117,7 +120,7 @@ def exact_search(store: Store, images: Pixels) -> tuple[list[int], Figures]:
 
 
 def count_alike(store: Store) -> int:
-    """Count images whose decoded pictures equal an earlier one's, byte for byte."""
+    """Count images whose decoded picture equals that of an earlier image, byte for byte."""
     seen: set[int] = set()
     ids = np.array(list(store))
     for start in range(0, len(ids), 8192):

@@ -1,8 +1,8 @@
 """Beyond the paper: what a Store finds from damaged cues, how fast, and whether it is calibrated.
 
 The baseline is the nearest image on visible pixels, in numpy, in the same run. Calibration is
-measured with damage where some answers are wrong: with the mask and noise given, and with nothing
-given.
+measured on cues so damaged that some answers are wrong. `find` is called with the mask and the
+noise given, and with neither.
 """
 
 import tempfile
@@ -63,7 +63,7 @@ def run(lab: Lab) -> Finding:
             "none": measure_none(lab, small, images[: len(new)], new),
         }
         small.close()
-        large.close()  # also empties the log
+        large.close()  # also empties the write-ahead log, whose size would count
         figures["bytes_per_image"] = {
             path.name.removeprefix("large."): path.stat().st_size / held for path in large.files
         }
@@ -104,7 +104,7 @@ def measure_found(
 
 
 def find_case(store: Store, images: Pixels, cues: Pixels, given: Given) -> Figures:
-    """Measure shares found, milliseconds and processor milliseconds."""
+    """Measure the shares found, and the milliseconds and CPU milliseconds of each search."""
     raw, flat, right = images.flatten(1), cues.flatten(1), torch.arange(len(cues))
     seen = given.get("observed", torch.ones(images.shape[-2:])).flatten().repeat(images.shape[1])
     store.find(cues[0], **given)  # makes the index
@@ -135,7 +135,7 @@ def find_case(store: Store, images: Pixels, cues: Pixels, given: Given) -> Figur
 
 
 def timed(work: Callable[[], Any]) -> tuple[Any, float, float]:
-    """Run `work`. Return its result, milliseconds and processor milliseconds."""
+    """Run `work`. Return its result, milliseconds and CPU milliseconds."""
     begin, cpu = time.perf_counter(), time.process_time()
     answer = work()
     return answer, 1e3 * (time.perf_counter() - begin), 1e3 * (time.process_time() - cpu)
@@ -146,8 +146,8 @@ def nearest_alone(held: np.ndarray, cues: np.ndarray, seen: np.ndarray, n: int) 
 
 
 def likeliest(held: torch.Tensor, cue: torch.Tensor, std: float = 1.0) -> int:
-    """The most probable image by Bayes' rule, with the exact images and the true noise. This is
-    optimal."""
+    """The Bayes-optimal answer: the most probable image, given the exact images and the true
+    noise."""
     seen = Seen.of(cue, torch.ones(cue.shape[-2:], dtype=torch.bool))
     off, on = seen.log_densities(Channel(gaussian=std), torch.tensor([0.0, 1.0])).unbind(1)
     return int((held @ (on - off)[seen.codes].flatten()).argmax())

@@ -1,9 +1,9 @@
 """Shared by experiments that train several models to compare them: equal runs, seeds, spread.
 
-A `Setting` has two scores that are never mixed. `bound` is valid, and is that of runs trained on
-it. `kl_over_T` is not a bound. It is that of other runs, trained with each KL weighted by 1/T, as
-the paper may have done. A figure over seeds is a mean and standard deviation. With one seed, the
-95 % interval over images replaces the deviation.
+A `Setting` has two scores, from separate runs, which are never mixed. `bound` is a valid bound, and
+its runs are trained on it. `kl_over_T` is not a bound; its runs are trained with each KL weighted
+by 1/T, as the paper may have done. A figure over seeds is a mean and standard deviation. With one
+seed, the 95 % interval over images replaces the deviation.
 """
 
 import math
@@ -38,10 +38,10 @@ TERMS = ("nll_nats", "recon", "kl_z", "kl_y")
 
 @dataclass(frozen=True)
 class Setting:
-    """One model to train, and the names of its records.
+    """One model to train, and the variants under which its records are saved.
 
-    `variant` names those of the bound; its first word is the preset's variant. `likely` names those
-    of `kl_over_T`, if there are any. `parts` are those of `Lab.trained`.
+    `variant` is that of the `bound` records; its first word is the preset's variant. `likely` is
+    that of the `kl_over_T` records, or None. `parts` are options for `Lab.trained`.
     """
 
     label: str
@@ -57,7 +57,7 @@ class Setting:
 
 
 def of_paper(label: str, model: str, suffix: str = "", **parts: Any) -> Setting:
-    """One of the paper's models with both scores; its bound is of the variant `strong`."""
+    """A setting of a model of the paper, with both scores. `bound` uses the variant `strong`."""
     return Setting(label, model, f"strong{suffix}", f"{LIKELY}{suffix}", parts)
 
 
@@ -70,7 +70,7 @@ def equal_runs(lab: Lab, quick: int) -> Lab:
 
 
 def images_per_step(lab: Lab) -> int:
-    """Images per step: for all models, that of the paper's model."""
+    """Images per step of the paper's model, used for all models."""
     start = preset(lab.preset, "kpp-paper", "strong")
     return start.episode_length * start.batch
 
@@ -113,8 +113,8 @@ def train_and_score(lab: Lab, setting: Setting, chosen: list[int]) -> dict[str, 
 
 
 def likely_parts(config: RunConfig, parts: dict[str, Any]) -> dict[str, Any]:
-    """The same options with each KL weighted by 1/T, as many images per step, and the paper's
-    optimiser. DKM then includes KL(M), as its port with this weighting does."""
+    """Options of the `kl_over_T` run: each KL weighted by 1/T, the paper's optimiser, and the same
+    number of images per step. DKM's objective then includes KL(M), as its port's does."""
     weighed = {"optim": {"kl_weight": "1/T"}, "batch": config.batch} | parts
     if isinstance(config.model, DkmConfig):
         weighed["rows"] = parts.get("rows", {}) | {"charge": True}
@@ -124,8 +124,8 @@ def likely_parts(config: RunConfig, parts: dict[str, Any]) -> dict[str, Any]:
 def as_entry(
     setting: Setting, runs: list[dict[str, Any]], likely: list[dict[str, Any]] | None = None
 ) -> dict[str, Any]:
-    """The entry of a setting over seeds, from records or from scores in the same form. Only
-    Kanerva++ has K reads."""
+    """The entry of a setting, averaged over seeds. `runs` are records, or dicts of the same form.
+    Only Kanerva++ has K reads."""
     first = runs[0]
     return {
         "label": setting.label,
@@ -146,9 +146,11 @@ def as_entry(
 
 
 def likely_over_seeds(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """`kl_over_T` and its KL terms (divided by T) over seeds, and the valid bound of the same
-    weights. For records without its confidence interval, that of `paper_style` is used, which has
-    the undivided KL terms at the same means."""
+    """Over seeds: `kl_over_T`, its KL divided by T, and the valid bound of the same weights.
+
+    Older records have no confidence interval of `kl_over_T`. The interval of `paper_style` is used
+    instead: the same score with KL terms that are not divided by T.
+    """
     totals = [run["kl_over_T"]["nll_nats"] for run in runs]
     rest = [run["paper_style"]["recon"] for run in runs]
     sure = [run["kl_over_T"].get("ci95") or run["paper_style"]["ci95"] for run in runs]
@@ -163,8 +165,8 @@ def likely_over_seeds(runs: list[dict[str, Any]]) -> dict[str, Any]:
 def read_entries(
     settings: list[Setting], preset_name: str, least: int = 3
 ) -> list[dict[str, Any]] | None:
-    """The same entries from records of whole test sets. None unless each setting has at least
-    `least` seeds of one configuration, for each of its scores."""
+    """Read the entries of settings from records of whole test sets. Return None unless each score
+    of each setting has at least `least` seeds, all of one configuration."""
     folder = RESULTS / preset_name
     found = read_records(folder) if any(folder.glob("*.json")) else []
     entries = []
@@ -186,7 +188,7 @@ def images_seen(entry: dict[str, Any]) -> int:
 
 
 def over_seeds(scores: list[dict[str, Any]]) -> dict[str, Any]:
-    """Each term's mean and standard deviation; `kl` is the sum of both KL terms."""
+    """Mean and standard deviation of each term over seeds. `kl` is the sum of both KL terms."""
     rows = [score | {"kl": score["kl_z"] + score["kl_y"]} for score in scores]
     entry: dict[str, Any] = {name: spread([r[name] for r in rows]) for name in (*TERMS, "kl")}
     return with_error(entry, [row["ci95"] for row in rows])
@@ -207,8 +209,9 @@ def spread(values: list[float]) -> dict[str, Any]:
 
 
 def gap(worse: dict[str, Any], better: dict[str, Any]) -> dict[str, Any]:
-    """By how many nats the second entry's bound is lower, with a margin: two standard errors over
-    seeds; with one seed 95 % over images, which says nothing about another training."""
+    """By how many nats the second score is lower, with a margin. The margin is two standard errors
+    over seeds. With one seed it is the 95 % interval over images, which ignores the variation
+    between trainings."""
     nats = worse["nll_nats"]["mean"] - better["nll_nats"]["mean"]
     count = min(len(entry["nll_nats"]["each"]) for entry in (worse, better))
     if count > 1:
@@ -223,7 +226,7 @@ def gap(worse: dict[str, Any], better: dict[str, Any]) -> dict[str, Any]:
 def gaps_to(
     without: dict[str, Any], others: list[dict[str, Any]], how: str
 ) -> dict[str, dict[str, Any]]:
-    """The gap of each of the others that has this score, by label."""
+    """Map labels to the gap from `without`, for each of the others that has the score `how`."""
     return {one["label"]: gap(without[how], one[how]) for one in others if one[how]}
 
 

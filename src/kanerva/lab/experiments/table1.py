@@ -17,7 +17,7 @@ from kanerva.lab.harness import About, Figures, Finding, Lab
 from kanerva.lab.paper_figures import BITS_PER_DIM, KANERVA_PP, NOT_A_BOUND, TABLE1
 from kanerva.lab.tables import SETS, of_one_config, score_field, unit
 
-# row: label, model, variants. The first variant with a record counts; `strong` comes first
+# row: label, model, variants. The first variant that has records is used
 ROWS: dict[str, tuple[str, str, tuple[str | None, ...]]] = {
     "vma": ("VMA", "vma", ("strong", None)),
     "km": ("KM", "km", ("strong", None)),
@@ -37,7 +37,7 @@ ROWS: dict[str, tuple[str, str, tuple[str | None, ...]]] = {
     "vae": ("VAE", "vae", ("strong", None)),
 }
 NOTHING = "No record of ours on a data set of the paper's: nothing to compare."
-Cells = dict[str, dict[str, Any]]  # by data set and by row
+Cells = dict[str, dict[str, Any]]  # cells[data set][row]
 
 
 # Cells
@@ -52,8 +52,8 @@ def read_tested(folder: Path) -> list[dict[str, Any]]:
 def find_cell(
     found: list[dict[str, Any]], name: str, model: str, variants: tuple[str | None, ...]
 ) -> dict[str, Any] | None:
-    """The cell of a model on a data set: of the first variant with records, over seeds of one
-    configuration, with whole test sets preferred to parts."""
+    """The cell of a model on a data set: the mean over seeds of one configuration. It uses the
+    first variant that has records, and prefers records of whole test sets to parts."""
     mine = [r for r in found if r["preset"] == name and r["model"] == model]
     for variant in variants:
         alike = [r for r in mine if r["variant"] == variant]
@@ -66,14 +66,14 @@ def find_cell(
 
 
 def collect_cells(found: list[dict[str, Any]], names: list[str]) -> Cells:
-    """The cells of every row on some data sets, and those of the paper's likely accounting."""
+    """The cells of every row on the data sets `names`, including those of `kl_over_T` runs."""
     wanted = {row: (model, variants) for row, (_, model, variants) in ROWS.items()}
     wanted |= {f"{row}-{LIKELY}": (row, (LIKELY,)) for row in ROWS if row == ROWS[row][1]}
     return {n: {row: find_cell(found, n, *what) for row, what in wanted.items()} for n in names}
 
 
 def average(alike: list[dict[str, Any]], name: str) -> dict[str, Any]:
-    """Average seeds of one configuration to one cell."""
+    """Average the records of one configuration over seeds."""
     first = alike[0]
     part = score_field(name)
     charged = [r["full_bound"][part] for r in alike if "full_bound" in r]
@@ -96,13 +96,13 @@ def average(alike: list[dict[str, Any]], name: str) -> dict[str, Any]:
 
 
 def memory_cost(bits: float, record: dict[str, Any], part: str) -> float:
-    """A memory's bits in nats per image, or in bits per dimension."""
+    """Convert a memory's bits per image to the unit of `part`: nats, or bits per dimension."""
     if part == "nll_nats":
         return bits * math.log(2)
     return bits * record["bound"]["bits_per_dim"] * math.log(2) / record["bound"]["nll_nats"]
 
 
-HEADLINE = {  # rows of the README's table: text to row of this table and score
+HEADLINE = {  # rows of the README's table; label: row of ROWS, and score
     "`kpp-paper`, the paper as printed": ("kpp-paper", "bound"),
     "a VAE with that encoder and decoder": ("vae", "bound"),
     "**`kpp`**, 384 numbers an image": ("kpp", "bound"),
@@ -143,15 +143,15 @@ def headline(records: list[dict[str, Any]]) -> str:
 
 
 def format_cost(found: dict[str, Any], how: str) -> str:
-    """Format the mean over seeds. For unwritten images that cost a fifth more with some seeds than
-    with others, format the range instead: then the mean describes none of them."""
+    """Format the mean over seeds. For unwritten images, format the range instead if the largest
+    value is over 1.2 times the smallest: the mean would describe no seed."""
     low, high = min(found["each"]), max(found["each"])
     apart = how == "left_out" and high > 1.2 * low
     return f"{low:.0f} to {high:.0f}" if apart else f"{found['mean']:.2f}"
 
 
 def train_cells(lab: Lab) -> Cells:
-    """Without records: train and score three models for the table alone."""
+    """Train and score three models, for a table without records."""
     column: dict[str, Any] = dict.fromkeys(ROWS)
     for name in ("kpp", "kpp-paper", "vae"):
         entry = train_and_score(lab, Setting(name, name), [lab.seed])
@@ -177,12 +177,12 @@ def judge_cells(cells: Cells) -> str:
     return f"The paper's figures for Kanerva++, by our valid bound: {in_words(found)}."
 
 
-Comparison = tuple[str, list[str], dict[str, float]]  # a model; what it reaches; its scores
+Comparison = tuple[str, list[str], dict[str, float]]  # model; data sets it reaches; scores
 
 
 def compare_with_paper(cells: Cells) -> list[Comparison]:
-    """For each of our models, its bound on every data set of the paper, and those sets on which it
-    reaches the paper's figure."""
+    """For each of our models: the data sets on which it reaches the paper's figure, and its bound
+    on every data set of the paper."""
     found = []
     for row in ("kpp-paper", "kpp", "kpp-48"):
         scores = {

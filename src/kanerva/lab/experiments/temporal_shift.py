@@ -17,7 +17,7 @@ from kanerva.lab.paper_figures import SHIFT_GAIN
 from kanerva.models.base import MemoryModel
 from kanerva.shapes import Episode
 
-EXCHANGEABLE = 0.001  # nats: no more than the effect of rounding
+EXCHANGEABLE = 0.001  # nats: a smaller change is due to rounding
 PAIRS = {  # without the shift, and with it; DKM's bound does not include KL(M)
     "kpp-paper": (
         sweep.of_paper("kpp-paper, no shift", "kpp-paper", "-unshifted", encoder={"shift": 0.0}),
@@ -38,15 +38,17 @@ def reorder(images: Episode, generator: torch.Generator) -> tuple[Episode, Int[T
 
 
 def put_back(values: Float[Tensor, "B T"], order: Int[Tensor, "B T"]) -> Float[Tensor, "B T"]:
-    """Undo an order: put each image's value back to its place."""
+    """Undo a shuffle: return the values in the original order."""
     return torch.empty_like(values).scatter(1, order, values)
 
 
 @torch.no_grad()
 def change_by_order(lab: Lab, model: MemoryModel, setting: Setting) -> dict[str, Any]:
-    """How many nats an image's score changes when its episode is shuffled, with all latents at
-    their means, so that only the order differs. Also, between two samples of the latents in one
-    order."""
+    """How many nats an image's score changes when its episode is shuffled.
+
+    Latents are at their means, so that only the order differs. For comparison, `resampling` is the
+    change between two samples of the latents in the same order.
+    """
     config = lab.config(setting.model, setting.start, **setting.parts)
     episodes = fixed_episodes(config, load_split(config, "test", lab.data_root), lab.device)
     reordered, resampled = [], []
@@ -117,7 +119,7 @@ def judge_order(orders: dict[str, dict[str, Any]]) -> str:
 def run(lab: Lab) -> Finding:
     found = {} if lab.quick else read_pairs(lab)
     orders: dict[str, dict[str, Any]] = {}
-    if "dkm" not in found:  # the pair with a figure in the paper
+    if "dkm" not in found:  # required: the paper gives a figure for this pair
         found, orders = train_pairs(lab)
     gains = {
         how: {
@@ -141,7 +143,7 @@ def run(lab: Lab) -> Finding:
     return Finding(figures, table(figures), picture)
 
 
-Pair = tuple[dict[str, Any], list[dict[str, Any]]]  # the entry without the shift, that with it
+Pair = tuple[dict[str, Any], list[dict[str, Any]]]  # entry without the shift; entries with it
 
 
 def read_pairs(lab: Lab) -> dict[str, Pair]:

@@ -1,12 +1,12 @@
 """App. C: samples of a VAE and of K++: how sharp they are, and how close to real images.
 
 Memories hold training images, which every model has seen. Samples are compared with test images,
-which none has seen: a model that only replays its memory can be as close as training images are, no
-closer. `nothing written` is kpp with an empty memory. The variant `store` is left out: its hard
-reads replay a written block, or an empty one.
+which none has seen. So a model that only replays its memory comes as close as training images do,
+and no closer. `nothing written` is kpp with an empty memory. The variant `store` is left out: its
+hard reads return a whole block, written or empty.
 
 Sharpness is that of expected pixels, as in the paper's pictures. Fréchet distances are given for
-these, and for pixels sampled from p(x|z), which are a model's actual samples.
+these, and for pixels sampled from p(x|z), which are true samples of a model.
 """
 
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ from kanerva.pictures import Pictures, sheet
 from kanerva.presets import preset
 
 DRAWN = 20  # samples for every GROUP of images written
-RESAMPLES = 20  # of the bootstrap for the error
+RESAMPLES = 20  # bootstrap resamples for the error
 SHOWN = 32
 Scores = dict[
     str, Any
@@ -50,8 +50,8 @@ Scores = dict[
 def draw_samples(
     model: MemoryModel, written: Pictures, length: int, generator: torch.Generator
 ) -> dict[str, tuple[Pictures, Pictures]]:
-    """DRAWN samples at random keys: expected pixels, and sampled pixels. Also with an empty memory,
-    if the model has one."""
+    """Expected and sampled pixels of DRAWN samples at random keys. A model with blocks also samples
+    from an empty memory."""
     at = write_scene(model, written.unflatten(0, (-1, length)), generator)
     keys = at.draw_keys(-(-DRAWN * length // GROUP), generator)
     scenes = {"": at}
@@ -68,7 +68,7 @@ def draw_samples(
 
 @dataclass(frozen=True)
 class Judge:
-    """Compares pictures with real ones, by a network's features of both."""
+    """Compares pictures with real images by the features of a network."""
 
     extractor: FeatureExtractor
     reference: Tensor  # features of real images
@@ -132,7 +132,7 @@ def run(lab: Lab) -> Finding:
         scores, shown = score_model(lab, judge, name, model, length, groups)
         found |= scores
         parts += shown
-    # how close samples can be at best: real training images, and two sets of test images
+    # references for the lowest distance: training images, and two sets of test images
     near = rms(real[:DRAWN], lab.images(GROUP, "train")).amin(dim=1)
     training = pixels[:count]
     found["training images"] = judge.score(training, near, lab.noise("others"), drawn=training)
