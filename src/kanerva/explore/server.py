@@ -89,4 +89,7 @@ def _serve(service: Service, bound: socket.socket, host: str, browser: bool) -> 
         limit_concurrency=512,
         ws="none",
     )
-    uvicorn.Server(config).run(sockets=[bound])
+    server = uvicorn.Server(config)
+    server.run(sockets=[bound])
+    if server.started:  # only a signal ends it; on a busy machine uvicorn may return without it
+        raise KeyboardInterrupt
