@@ -65,6 +65,24 @@ def shaken(config: KppBitsConfig = CONFIG, **parts: float) -> KppBits:
     return model
 
 
+def twin_of(model: KppBits) -> KppBitsEmpty:
+    """The model without a memory, with the weights of one that has the sizes of `CONFIG`."""
+    memory = CONFIG.memory
+    twin = KppBitsEmpty(
+        KppBitsEmptyConfig(
+            image=CONFIG.image,
+            encoder=CONFIG.encoder,
+            memory=GridConfig(channels=memory.channels, size=memory.size, capacity=memory.capacity),
+            readout=CONFIG.readout,
+            decoder=CONFIG.decoder,
+            code=PixelCodeConfig(radius=2, width=12, depth=1, maps=8),
+        )
+    )
+    weights = model.state_dict()
+    twin.eval().load_state_dict({name: weights[name] for name in twin.state_dict()})
+    return twin
+
+
 @pytest.fixture
 def model() -> KppBits:
     return shaken(pixel_code=0.2, prior=0.05)
@@ -526,19 +544,7 @@ def test_the_twin_without_a_memory_scores_as_an_empty_memory_does(model: KppBits
     """The same weights, the same densities; its bound of independent pixels is that of z."""
     with pytest.raises(UserError, match="unwritten"):
         replace(CONFIG.memory, unwritten=1.0)  # has a model of its own
-    memory = CONFIG.memory
-    empty = KppBitsEmpty(
-        KppBitsEmptyConfig(
-            image=CONFIG.image,
-            encoder=CONFIG.encoder,
-            memory=GridConfig(channels=memory.channels, size=memory.size, capacity=memory.capacity),
-            readout=CONFIG.readout,
-            decoder=CONFIG.decoder,
-            code=PixelCodeConfig(radius=2, width=12, depth=1, maps=8),
-        )
-    )
-    weights = model.state_dict()
-    empty.eval().load_state_dict({name: weights[name] for name in empty.state_dict()})
+    empty, weights = twin_of(model), model.state_dict()
     parts = {name.split(".")[0] for name in set(weights) - set(empty.state_dict())}
     assert parts == {"writer", "prior", "kin", "log_beta"}
     ours, theirs = empty.elbo(images), model.elbo(images, model.empty())

@@ -11,12 +11,10 @@ import torch.distributions as D
 from torch import Tensor
 
 from kanerva import Memory
-from kanerva.config import GridConfig, KppBitsEmptyConfig, PixelCodeConfig
 from kanerva.memory.fixed_point import BIT
 from kanerva.memory.kin import MOST, NEW, UNLIKE, key_costs, new_costs
 from kanerva.models.kpp_bits import KppBits
-from kanerva.models.kpp_bits_empty import KppBitsEmpty
-from test_bits import CONFIG, shaken
+from test_bits import CONFIG, shaken, twin_of
 
 SMALL = replace(CONFIG, image=(1, 3, 3))  # small enough to count all images
 
@@ -115,19 +113,7 @@ def test_the_bound_of_independent_pixels_is_its_formula_and_below_the_likelihood
 
 @torch.no_grad()
 def test_an_empty_memory_is_the_twin_that_never_had_one(model: KppBits, images: Tensor):
-    memory = CONFIG.memory
-    twin = KppBitsEmpty(
-        KppBitsEmptyConfig(
-            image=CONFIG.image,
-            encoder=CONFIG.encoder,
-            memory=GridConfig(channels=memory.channels, size=memory.size, capacity=memory.capacity),
-            readout=CONFIG.readout,
-            decoder=CONFIG.decoder,
-            code=PixelCodeConfig(radius=2, width=12, depth=1, maps=8),
-        )
-    ).eval()
-    weights = model.state_dict()
-    twin.load_state_dict({name: weights[name] for name in twin.state_dict()})
+    twin = twin_of(model)
     empty = [model.empty(), model.write(images).free(*range(6))]
     for memory in empty:
         assert torch.equal(model.elbo(images, memory).nll_nats, twin.elbo(images).nll_nats)

@@ -25,17 +25,19 @@ class KnownWeights(nn.Module):
 
     def fingerprint(self) -> str:
         """A hash of weights and config: a block can be read only with those that wrote it."""
-        return self._hash("all", to_dict(self.config))
+        return self._hash("weights and config")
 
     def block_fingerprint(self) -> str:
         """The same without the number of cells, which blocks do not depend on."""
-        config = to_dict(self.config)
-        memory = {k: v for k, v in config["memory"].items() if k not in ("capacity", "size")}
-        return self._hash("blocks", config | {"memory": memory})
+        return self._hash("blocks", without=("capacity", "size"))
 
-    def _hash(self, kind: str, config: dict[str, Any]) -> str:
+    def _hash(self, kind: str, without: tuple[str, ...] = ()) -> str:
+        """Cached: it is asked for at every read."""
         versions = self.weight_versions()
         if self.training or self._names.get(kind, ([], ""))[0] != versions:
+            config = to_dict(self.config)
+            for option in without:
+                del config["memory"][option]
             about = {"config": json.dumps(config, sort_keys=True)}
             self._names[kind] = (versions, digest(self.state_dict(), about))
         return self._names[kind][1]
