@@ -17,7 +17,7 @@ from kanerva.data.registry import DATASETS
     ("typed", "found"),
     [
         ("tr", ["train"]),
-        ("train --memory.pl", ["--memory.placement"]),
+        ("train --memory.ou", ["--memory.outline"]),
         ("train --model dkm --rows.no", ["--rows.noise"]),
         ("train --model d", [name for name in MODEL_CONFIGS if name.startswith("d")]),
         ("train --preset ", [*DATASETS]),

@@ -149,7 +149,6 @@ def test_a_whole_number_passes_for_a_float_and_null_for_an_optional():
         (GridConfig, {"capacity": 37}, "use 36"),
         (GridConfig, {"capacity": 36, "size": 4}, "6 x 6"),
         (KppMemoryConfig, {"unwritten": 1.0}, "1.0"),
-        (KppMemoryConfig, {"locality": 1.0}, "transport"),
         (KeyConfig, {"hidden": 0}, "0"),
         (VectorReadoutConfig, {"size": 0}, "0"),
         (PaperReadoutConfig, {"prior_width": 0}, "0"),
@@ -161,7 +160,6 @@ def test_a_whole_number_passes_for_a_float_and_null_for_an_optional():
         (SlotsConfig, {"heads": 0}, "0"),
         (VaeConfig, {"image": (1, 0, 28)}, "(1, 0, 28)"),
         (VaeConfig, {"image": (2, 8, 8), "likelihood": "logistic_mixture"}, "2"),
-        (KppConfig, {"keys": KeyConfig(hidden=9)}, "memory.placement=transport"),
         (KppDecoderConfig, {"near_width": 9}, "9"),
         (OptimConfig, {"lr": 0.0}, "0.0"),
         (OptimConfig, {"ema": 1.0}, "1.0"),
@@ -274,10 +272,11 @@ def test_a_retired_value_of_version_0_1_is_refused():
 
 # Of each model: its config_version, and a fingerprint of its defaults at that version. Whoever
 # changes a default raises the version and writes the new fingerprint here: records name a config by
-# what differs from the defaults, so defaults must not move under them.
+# what differs from the defaults, so defaults must not move under them. An option that is retired at
+# its default changes the fingerprint alone.
 DEFAULTS = {
-    "kpp": (1, "5e74bcd323dd"),
-    "kpp-bits": (1, "b72c18f424c6"),
+    "kpp": (1, "957e7dbe7415"),
+    "kpp-bits": (1, "4e461d4fee1a"),
     "kpp-empty": (1, "f058ae8b5127"),
     "kpp-bits-empty": (1, "db161d7628bf"),
     "kpp-paper": (1, "b683e94b7160"),
@@ -334,13 +333,10 @@ def test_what_a_model_ignored_in_version_1_is_dropped():
     [
         ({"likelihood": {"components": 3}}, "likelihood.components=3"),
         ({"memory": {"placement": "gaussian"}}, "memory.placement=gaussian"),
-        ({"memory": {"read": "soft"}}, "memory.read=soft with placement=cells"),
+        ({"memory": {"read": "soft"}}, "memory.read=soft"),
         ({"memory": {"unwritten": 1}}, "memory.unwritten=1"),
         ({"readout": {"posterior": "amortised"}}, "readout.posterior=amortised"),
-        (
-            {"memory": {"placement": "transport", "read": "soft", "block": 10}},
-            "memory.block=10",
-        ),  # 36 cells of side 64 are no whole pixels
+        ({"memory": {"placement": "transport", "read": "soft"}}, "memory.placement=transport"),
     ],
 )
 def test_what_had_an_effect_in_version_1_and_is_gone_is_refused(changed: dict, named: str):
@@ -349,10 +345,37 @@ def test_what_had_an_effect_in_version_1_and_is_gone_is_refused(changed: dict, n
     assert named in str(error.value)
 
 
-def test_transport_needs_cells_of_whole_pixels():
-    with pytest.raises(UserError, match="memory.size=64 does not divide into 6 x 6"):
-        KppMemoryConfig(placement="transport")
-    assert KppMemoryConfig(placement="transport", size=60).shape == (3, 60, 60)
+# What version 0.2 wrote before some options were retired
+
+
+def test_a_retired_option_is_dropped_if_it_says_what_the_code_does():
+    old = to_dict(preset("mnist"))
+    old["memory"] |= {"placement": "cells", "locality": 0.0}
+    old["keys"] = {"hidden": 256}
+    assert run_from_dict(old) == preset("mnist")
+    assert run_from_dict(old).config_hash() == preset("mnist").config_hash()
+    bits = to_dict(preset("mnist", "kpp-bits").model) | {"keys": {"hidden": 256}}
+    assert model_from_dict(bits) == preset("mnist", "kpp-bits").model
+
+
+@pytest.mark.parametrize(
+    "changed, named",
+    [
+        ({"memory": {"placement": "transport", "locality": 10}}, "memory.placement='transport'"),
+        ({"memory": {"locality": 1.0}}, "memory.locality=1.0"),
+        ({"keys": {"hidden": 9}}, "keys.hidden=9"),
+    ],
+)
+def test_another_value_of_a_retired_option_is_refused(changed: dict, named: str):
+    with pytest.raises(UserError, match="was retired with kpp's variant generate") as error:
+        model_from_dict({"model": "kpp"} | changed, "old/config.json")
+    assert str(error.value).startswith(f"old/config.json: {named} ")
+    assert "\n" not in str(error.value)
+
+
+def test_a_model_that_still_has_an_option_keeps_it():
+    paper = model_from_dict({"model": "kpp-paper", "keys": {"hidden": 256}})
+    assert isinstance(paper, KppPaperConfig) and paper.keys.hidden == 256
 
 
 def test_vma_has_no_kl_terms_to_weigh():

@@ -92,7 +92,7 @@ GROUPS["kpp-paper"] = GROUPS["no-memory"] = PAPER_LIKE | {
 GROUPS["dkm-tsm"] = GROUPS["dkm"]
 NAMES = list(MODEL_CONFIGS)
 # Further configs, for what a single one of a model does not show
-MORE = ["kpp transport", "kpp outline", "kpp-empty context", "kpp-paper colour", "dnc colour"]
+MORE = ["kpp outline", "kpp-empty context", "kpp-paper colour", "dnc colour"]
 MORE += ["no-memory shifted"]
 FORGETFUL = ["kpp-empty", "kpp-bits-empty", "vae"]
 REMEMBERING = [name for name in NAMES if name not in FORGETFUL]
@@ -108,9 +108,6 @@ def config_of(name: str) -> ModelConfig:
     config = cls(
         image=(1, 8, 8), **{k: v for k, v in groups.items() if k in cls.__dataclass_fields__}
     )
-    if kind == ["transport"]:
-        memory = replace(config.memory, placement="transport")
-        return replace(config, memory=memory, keys=KeyConfig(hidden=16))
     if kind == ["shifted"]:
         return replace(config, encoder=replace(config.encoder, shift=0.125))
     if kind:
@@ -618,17 +615,8 @@ def test_there_is_nothing_to_round_where_nothing_is_written(name: str):
     assert torch.equal(plain, same) and rounded.memory_bits(4, "int8") == 0
 
 
-@pytest.mark.parametrize(
-    "name, new, old",
-    [
-        ("kpp-paper", "key_network.net.", "key_posterior.net."),
-        ("kpp transport", "placement.", "placer."),
-    ],
-)
-def test_weights_of_version_1_load_by_their_old_names(
-    name: str, new: str, old: str, tmp_path: Path
-):
-    model = awake(name)
+def test_weights_of_version_1_load_by_their_old_names(tmp_path: Path):
+    model, new, old = awake("kpp-paper"), "key_network.net.", "key_posterior.net."
     model.save_pretrained(tmp_path)
     path = tmp_path / "model.safetensors"
     tensors = {k.replace(new, old, 1): v for k, v in load_file(path).items()}

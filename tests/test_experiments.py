@@ -161,6 +161,16 @@ def test_a_retired_experiment_has_records_a_paragraph_and_no_page():
         assert f"`kanerva reproduce {name}`" in page
 
 
+def test_a_record_of_a_retired_variant_says_so():
+    drawing = {"iterative", "perturb", "random-keys", "vae-vs-kpp"}
+    for record in (one for one in RECORDS if one["name"] in drawing):
+        retired = record.get("retired")
+        assert (retired is not None) == ("generate" in json.dumps(record["figures"]))
+        said = page(record["name"], [record], "."), conclude(record["name"], [record])
+        assert all(("generate, which is retired" in words) == bool(retired) for words in said)
+        assert retired is None or f"Commit `{retired[:7]}` ran it." in said[0]
+
+
 @pytest.mark.parametrize("record", RECORDS, ids=lambda r: f"{r['name']}-{r['preset']}")
 def test_every_stored_record_can_be_judged_and_stores_no_judgement(record: dict):
     assert "verdict" not in record

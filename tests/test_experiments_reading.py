@@ -230,7 +230,7 @@ def test_the_denoising_verdict_goes_by_the_figures(found: dict[str, Finding]):
 
 def test_iterative_measures_are_those_of_its_pictures(lab: Lab, found: dict[str, Finding]):
     figures = found["iterative"].figures
-    for name in ("kpp", "kpp-paper"):
+    for name in ("kpp-bits", "kpp-paper"):
         model = figures["models"][name]
         assert all(len(model[measure]) == STEPS + 1 for measure in iterative.MEASURES)
         assert len(model["spread"]) == STEPS + 1 and 0 <= model["copies"] <= 1
@@ -246,7 +246,7 @@ def test_iterative_measures_are_those_of_its_pictures(lab: Lab, found: dict[str,
 
 
 def test_the_iterative_bound_is_the_models_own(lab: Lab):
-    model, written = lab.trained("kpp", "generate"), lab.images(8).unflatten(0, (2, 4))
+    model, written = lab.trained("kpp-bits"), lab.images(8).unflatten(0, (2, 4))
     memory = model.write(written, generator=lab.noise("test"))
     with torch.no_grad():
         found = iterative.measure(model, memory, written, written[None] * 0.9, lab)
@@ -266,7 +266,9 @@ def test_the_iterative_verdict_goes_by_the_figures(found: dict[str, Finding]):
     words = iterative.verdict(good)
     assert "NOT" not in words and words.count("50% of the gain") == 2 and "slowly" not in words
     same = copy.deepcopy(good)
-    same["models"]["kpp"]["spread"][-1] = 0.01
+    same["models"]["kpp-bits"]["spread"][-1] = 0.01
+    assert "kpp-bits does NOT improve" in iterative.verdict(same)
+    same["models"]["kpp"] = same["models"].pop("kpp-bits") | {"variant": "generate"}  # older
     assert "kpp (generate) does NOT improve" in iterative.verdict(same)
     costly = copy.deepcopy(good)
     costly["models"]["kpp-paper"]["gain"]["bound"]["mean"] = -1.0

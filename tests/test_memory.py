@@ -10,7 +10,6 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from kanerva.config import (
-    KeyConfig,
     KppConfig,
     KppDecoderConfig,
     KppEncoderConfig,
@@ -176,21 +175,18 @@ def test_a_deep_memory_is_shown_by_the_three_directions_in_which_it_differs_most
 
 # The heap
 
-EVERYWHERE = pytest.mark.parametrize("placement", ["cells", "transport"])
 DTYPES = pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "int4"])
 
 
-def heap(placement: str = "cells") -> Kpp:
+def heap() -> Kpp:
     """A `kpp` of milliseconds with room for eight: two rows of four cells, 8 x 4 pixels each."""
     config = KppConfig(
         image=(1, 8, 8),
         encoder=KppEncoderConfig(width=8, depth=1),
-        memory=KppMemoryConfig(channels=2, size=16, placement=placement, capacity=8),
+        memory=KppMemoryConfig(channels=2, size=16, capacity=8),
         readout=KppReadoutConfig(size=4, channels=1, prior_width=8),
         decoder=KppDecoderConfig(base=8, depth=1),
     )
-    if placement == "transport":
-        config = replace(config, keys=KeyConfig(hidden=8))
     model = Kpp(config)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -225,9 +221,8 @@ def by_hand(model: Kpp, memory: Memory, written: dict[int, Tensor]) -> Tensor:
     return total
 
 
-@EVERYWHERE
-def test_handles_stay_what_they_are_through_free_and_append(placement: str):
-    model = heap(placement)
+def test_handles_stay_what_they_are_through_free_and_append():
+    model = heap()
     memory = model.write(images(5))
     assert memory.handles == [0, 1, 2, 3, 4] and len(memory) == 5 and memory.capacity == 8
     before = as_they_lie(memory)
@@ -241,10 +236,9 @@ def test_handles_stay_what_they_are_through_free_and_append(placement: str):
     assert memory.handles == [0, 1, 2, 3, 4]  # what was there is another memory still
 
 
-@EVERYWHERE
-def test_a_map_is_the_sum_of_what_is_held(placement: str):
+def test_a_map_is_the_sum_of_what_is_held():
     """Written, freed and appended in turn: each block by hand, whatever happened in between."""
-    model, first, second = heap(placement), images(6), images(3)
+    model, first, second = heap(), images(6), images(3)
     memory = model.append(model.write(first).free(4, 0), second)
     memory = memory.free(2, 7)
     held = {1: first[1], 3: first[3], 5: first[5], 6: second[0], 8: second[2]}
@@ -252,10 +246,9 @@ def test_a_map_is_the_sum_of_what_is_held(placement: str):
     torch.testing.assert_close(memory.map, by_hand(model, memory, held), rtol=1e-4, atol=1e-4)
 
 
-@EVERYWHERE
-def test_what_is_not_freed_is_untouched(placement: str):
+def test_what_is_not_freed_is_untouched():
     """In cells bit for bit, and a freed cell is zeros exactly."""
-    model = heap(placement)
+    model = heap()
     memory = model.write(images(8))
     less = memory.free(6)
     changed = (less.map != memory.map).any(0)
@@ -318,9 +311,8 @@ def test_a_memory_that_holds_nothing_is_still_one():
     assert len(model.empty()) == 0 and model.empty() and model.empty(2)
 
 
-@EVERYWHERE
-def test_places_are_the_points_of_handles_in_their_order(placement: str):
-    model = heap(placement)
+def test_places_are_the_points_of_handles_in_their_order():
+    model = heap()
     memory = model.append(model.write(images(5)).free(2), images(2))
     expected = [as_they_lie(memory)[handle][1] for handle in memory.handles]
     assert memory.places.tolist() == expected
@@ -331,9 +323,8 @@ def test_places_are_the_points_of_handles_in_their_order(placement: str):
         _ = Memory.stack([memory, other.free(0)]).places
 
 
-@EVERYWHERE
-def test_memories_stack_to_a_batch_and_come_out_again(placement: str):
-    model = heap(placement)
+def test_memories_stack_to_a_batch_and_come_out_again():
+    model = heap()
     one, other = model.write(images(3)), model.append(model.write(images(6)).free(2), images(2))
     batch = Memory.stack([one, other])
     assert batch.is_batch and batch.map.shape == (2, 2, 16, 16)
@@ -366,11 +357,8 @@ def steps(map: Tensor, dtype: str) -> float:
 
 
 @DTYPES
-@EVERYWHERE
-def test_a_heap_comes_back_from_its_file_handle_for_handle(
-    tmp_path: Path, placement: str, dtype: str
-):
-    model = heap(placement)
+def test_a_heap_comes_back_from_its_file_handle_for_handle(tmp_path: Path, dtype: str):
+    model = heap()
     memory = model.append(model.write(images(5)).free(1), images(1))
     memory.save(tmp_path / "m", dtype=dtype)
     back = Memory.load(tmp_path / "m")
@@ -387,7 +375,7 @@ def test_a_heap_comes_back_from_its_file_handle_for_handle(
 @DTYPES
 def test_a_batch_of_heaps_comes_back_from_its_file(tmp_path: Path, dtype: str):
     """Each episode rounded in steps of its own."""
-    model = heap("transport")
+    model = heap()
     quiet, loud = model.write(images(4)), model.write(images(7))
     memory = Memory.stack([quiet, replace(loud, map=loud.map * 50)])
     memory.save(tmp_path / "m", dtype=dtype)
@@ -453,7 +441,7 @@ def older(memory: Memory, path: Path, shift: float = 0.0, block: int = 8) -> Non
 
 
 def test_a_heap_of_the_older_format_still_loads_where_its_blocks_are_cells(tmp_path: Path):
-    memory = heap("transport").write(images(4))
+    memory = heap().write(images(4))
     older(memory, tmp_path / "m")
     back = Memory.load(tmp_path / "m")
     assert back.handles == memory.handles and back.issued == 4

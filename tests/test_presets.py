@@ -1,6 +1,5 @@
 """Presets: one for each data set, model and setting; `kpp` is the default model."""
 
-import math
 from dataclasses import replace
 
 import pytest
@@ -25,24 +24,20 @@ def test_the_default_is_the_store(name: str):
     run = preset(name)
     assert (run.model.name, run.variant) == ("kpp", "store")
     assert run == preset(name, "kpp", "store")
-    assert kpp(run).memory.shape == (3, 64, 64) and kpp(run).memory.placement == "cells"
+    assert kpp(run).memory.shape == (3, 64, 64)
     assert run.episode_length <= kpp(run).memory.capacity
     assert run.data.set == preset(name, "kpp-paper").data.set == name
     assert isinstance(build(run.model), Kpp)
 
 
-@pytest.mark.parametrize("name", sorted(PRESETS))
-def test_generate_keeps_no_more_floats_than_store(name: str):
-    run = preset(name, variant="generate")
-    assert kpp(run).memory.placement == "transport"
-    assert math.prod(kpp(run).memory.shape) <= 3 * 64 * 64
-    assert isinstance(build(run.model), Kpp)
+def test_a_retired_variant_is_refused_with_what_to_use_instead():
+    with pytest.raises(UserError, match="generate was retired; kpp-bits makes new images"):
+        preset("mnist", variant="generate")
 
 
 @pytest.mark.parametrize("name", sorted(PRESETS))
-@pytest.mark.parametrize("variant", ["store", "generate"])
-def test_pixels_of_8_bits_see_their_neighbours_and_binary_ones_need_not(name: str, variant: str):
-    run = preset(name, variant=variant)
+def test_pixels_of_8_bits_see_their_neighbours_and_binary_ones_need_not(name: str):
+    run = preset(name)
     levels = run.model.likelihood == "logistic_mixture"
     assert (kpp(run).decoder.neighbours > 0) == levels == (run.optim.clip > 10)
     assert not levels or kpp(run).readout.size == 0

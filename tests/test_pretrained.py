@@ -106,6 +106,21 @@ def test_a_shipped_model_is_small_half_and_whole(name: str):
         assert torch.equal(value, stored[key].to(value.dtype)), key
 
 
+@pytest.mark.parametrize(
+    "name, whole, blocks",
+    [
+        ("glyphs-1", "e25115210807dc85", "52d14188f8fc1708"),
+        ("mnist-1", "09af3b1c4d889b4d", "8001529e736b4307"),
+    ],
+)
+def test_files_written_before_options_were_retired_are_still_read(
+    name: str, whole: str, blocks: str
+):
+    """Memories and stores name the fingerprint of the model that wrote them."""
+    model = load(name)
+    assert model.fingerprint().startswith(whole) and model.block_fingerprint().startswith(blocks)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_card_is_its_record_and_the_record_is_of_these_files(name: str):
     folder = PRETRAINED / name
@@ -318,11 +333,11 @@ def test_a_run_that_cannot_be_traced_is_refused(run: Path, tmp_path: Path):
 def test_a_card_says_only_what_applies(tiny: Path):
     record, config = read_record(tiny), read_run_config(tiny)
     text = card(record, config)
-    assert "at most 36 images" in text and "--variant generate" in text
+    assert "at most 36 images" in text and "kpp-bits" in text
     other = record | {"model": "vae", "variant": None, "controls": {"n_images": 8}}
     other["controls"] |= {"own": record["controls"]["own"]}
     text = card(other, replace(config, model=VaeConfig(), variant=None))
-    assert "at most 36 images" not in text and "--variant" not in text and "left_out`" not in text
+    assert "at most 36 images" not in text and "kpp-bits" not in text and "left_out`" not in text
 
 
 # The package

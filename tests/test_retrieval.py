@@ -226,8 +226,8 @@ def test_show_puts_images_into_rows(images: torch.Tensor):
 def test_the_command_says_that_a_store_replays(tmp_path: Path, capsys):
     words = ["generate", "glyphs-1", "--num", "2", "--device", "cpu"]
     assert main([*words, "--out", str(tmp_path / "out.png")]) == 0
-    assert "--variant generate" in capsys.readouterr().out
-    assert not kanerva.build(kanerva.preset("glyphs", variant="generate").model).replays
+    assert "--model kpp-bits" in capsys.readouterr().out
+    assert not kanerva.build(kanerva.preset("glyphs", "kpp-bits").model).replays
 
 
 # Whose memory

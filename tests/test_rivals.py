@@ -181,8 +181,7 @@ def test_a_rival_trains_resumes_evaluates_and_compares(
     flags += [] if model in OURS else ["--variant", "strong", "--data.augment", "affine"]
     known = option_names(MODEL_CONFIGS[model])
     for option, value in SMALL.items():
-        placed = option == "keys.hidden" and model == "kpp-bits"  # it deals cells
-        if option.replace("-", "_") in known and not placed:
+        if option.replace("-", "_") in known:
             flags += [f"--{option}", str(value)]
     flags += ["--episode-length", "4", "--batch", "2", "--steps", "4", "--validate-every", "2"]
     flags += ["--validate-episodes", "2", "--device", "cpu"]

@@ -1,6 +1,5 @@
 """What a heap is for, measured: the measures themselves are right."""
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -8,7 +7,6 @@ import torch
 from torch import Tensor
 
 from kanerva.config import (
-    KeyConfig,
     KppConfig,
     KppDecoderConfig,
     KppEncoderConfig,
@@ -21,7 +19,6 @@ from kanerva.evaluation.uses import (
     auroc,
     measure_familiarity,
     measure_generation,
-    measure_places,
     nearest_is_held,
 )
 from kanerva.memory.heap import Memory
@@ -33,17 +30,10 @@ def heap() -> KppConfig:
     return KppConfig(
         image=(1, 8, 8),
         encoder=KppEncoderConfig(width=8, depth=1),
-        memory=KppMemoryConfig(size=8, placement="transport", capacity=16),
-        keys=KeyConfig(hidden=8),
+        memory=KppMemoryConfig(size=8, capacity=16),
         readout=KppReadoutConfig(size=3, channels=2, prior_width=8),
         decoder=KppDecoderConfig(base=16, depth=1),
     )
-
-
-def dealt(heap: KppConfig, capacity: int) -> KppConfig:
-    """The same with cells at random, which takes no key network."""
-    memory = KppMemoryConfig(size=8, placement="cells", capacity=capacity)
-    return replace(heap, memory=memory, keys=KppConfig().keys)
 
 
 @pytest.fixture
@@ -63,63 +53,6 @@ def test_auroc_is_the_share_of_pairs_in_order(ties: bool):
     above = (high[:, None] > low).float().mean() + 0.5 * (high[:, None] == low).float().mean()
     assert auroc(high, low) == pytest.approx(above.item(), abs=1e-6)
     assert auroc(low + 100, low) == 1.0 and auroc(low - 100, low) == 0.0
-
-
-class Placed(Memory):
-    """A memory whose blocks are said to lie where a test wants them."""
-
-    @property
-    def places(self) -> Tensor:
-        return self.said  # type: ignore[attr-defined]
-
-
-def with_places(
-    model: Kpp, monkeypatch: pytest.MonkeyPatch, place: Callable[[Tensor], Tensor]
-) -> None:
-    """Let image t of every episode lie where `place` puts its pixels."""
-
-    def write(images: Tensor, *, generator: torch.Generator | None = None) -> Memory:
-        memory = Kpp.write(model, images, generator=generator)
-        placed = Placed(memory.map, memory.owners, memory.issued)
-        object.__setattr__(placed, "said", place(images))  # frozen
-        return placed
-
-    monkeypatch.setattr(model, "write", write)
-
-
-def test_places_by_class_are_nearer_within_a_class(
-    heap: KppConfig, episodes: FixedEpisodes, monkeypatch: pytest.MonkeyPatch
-):
-    model = Kpp(heap).eval()
-    labels = episodes.image_set.labels
-    assert labels is not None
-    batch = episodes.batch(0, 5)
-    known = {tuple(i.flatten().tolist()): int(labels[n]) for i, n in zip(
-        batch.images.flatten(0, 1), batch.indices.flatten(), strict=True
-    )}  # fmt: skip
-
-    def by_class(images: Tensor) -> Tensor:
-        kind = [known[tuple(i.flatten().tolist())] for i in images.flatten(0, 1)]
-        return torch.tensor(kind).view(images.shape[:2])[..., None].expand(-1, -1, 2) / 4.0
-
-    with_places(model, monkeypatch, by_class)
-    found = measure_places(model, episodes, 40)
-    assert found is not None and found["within_class"] == 0 and found["ratio"] == 0
-
-    def at_random(images: Tensor) -> Tensor:
-        return torch.rand(*images.shape[:2], 2)
-
-    with_places(model, monkeypatch, at_random)
-    found = measure_places(model, episodes, 40)
-    assert found is not None and found["ratio"] == pytest.approx(1.0, abs=0.25)
-
-
-def test_dealt_cells_and_unlabelled_sets_have_no_ratio(heap: KppConfig, episodes: FixedEpisodes):
-    assert measure_places(Kpp(dealt(heap, 16)).eval(), episodes, 8) is None
-    plain = FixedEpisodes(
-        replace(episodes.image_set, labels=None), episode_length=8, binarization="sample"
-    )
-    assert measure_places(Kpp(heap).eval(), plain, 8) is None
 
 
 def test_familiarity_compares_each_episode_with_strangers(
@@ -182,14 +115,15 @@ def test_replay_is_near_and_grey_is_grey(
 
 
 def test_a_full_memory_has_no_free_places_to_sample_at(heap: KppConfig, episodes: FixedEpisodes):
-    found = measure_generation(Kpp(dealt(heap, 8)).eval(), episodes, 40)
+    found = measure_generation(
+        Kpp(replace(heap, memory=KppMemoryConfig(size=8, capacity=8))).eval(), episodes, 40
+    )
     assert found is not None and "held_nearest" in found and "free_nearest" not in found
     assert all(value == value for value in found.values())  # no NaN
 
 
-@pytest.mark.parametrize("placement", ["transport", "cells"])
-def test_a_key_falls_on_a_block_or_beside_it(heap: KppConfig, placement: str):
-    model = Kpp(heap if placement == "transport" else dealt(heap, 16)).eval()
+def test_a_key_falls_on_a_block_or_beside_it(heap: KppConfig):
+    model = Kpp(heap).eval()
     held = model.write(torch.bernoulli(torch.full((2, 5, 1, 8, 8), 0.5)))
     assert nearest_is_held(held, as_normal(held.places)).all()
     assert not nearest_is_held(model.empty(2), as_normal(held.places)).any()

@@ -1,7 +1,7 @@
 """The settings of a run on each data set: only what differs from a model's defaults.
 
 The paper's models keep its memory (3x64x64, App. E), K = 2 (§4.3) and its optimiser; their variant
-`strong` is trained like `kpp` instead. `kpp` has two variants of its own, `store` and `generate`. A
+`strong` is trained like `kpp` instead. Runs of `kpp` are labelled `store`, as their records are. A
 new data set needs no entry here: its image size and pixel format determine the settings.
 """
 
@@ -21,7 +21,7 @@ from kanerva.data.registry import DATASETS
 from kanerva.errors import UserError, suggest
 
 PRESETS = tuple(DATASETS)
-VARIANTS = {"kpp": ("store", "generate")}
+VARIANTS = {"kpp": ("store",)}
 OURS = ("kpp", "kpp-empty", "kpp-bits", "kpp-bits-empty")
 VARIANTS |= {name: ("strong",) for name in MODEL_CONFIGS if name not in OURS}
 SMALL = "glyphs"  # sized for two CPU cores: a run takes about three minutes
@@ -71,6 +71,8 @@ def preset(
         raise UserError(f"unknown preset {name!r}; {hint}there are {', '.join(PRESETS)}")
     config = model_config(model)
     if variant not in (None, *VARIANTS.get(model, ())):
+        if (model, variant) == ("kpp", "generate"):
+            raise UserError("kpp's variant generate was retired; kpp-bits makes new images")
         there = ", ".join(VARIANTS.get(model, ("none",)))
         raise UserError(f"unknown variant {variant!r} of {model}; there are {there}")
     info = DATASETS[name]
@@ -85,8 +87,7 @@ def preset(
     if name == SMALL:
         run = replace(run, steps=2000, validate_every=400, validate_episodes=128)
     if model == "kpp":
-        run = generate(run) if variant == "generate" else store(run)
-        return for_a_cpu(run) if size == "small" else run
+        return for_a_cpu(store(run)) if size == "small" else store(run)
     if model in ("kpp-bits", "kpp-bits-empty"):
         return bits(run)
     if model == "kpp-empty":  # the networks and steps of `store`, with nothing written
@@ -125,11 +126,11 @@ def strong(run: RunConfig) -> RunConfig:
     return replace(run, data=replace(run.data, augment="affine"))
 
 
-# kpp: two variants of one model
+# kpp and its relatives
 
 
 def ours(run: RunConfig) -> RunConfig:
-    """The networks, pixel context and schedule of `kpp`, for either kind of memory."""
+    """The networks, pixel context and schedule of `kpp`."""
     if run.preset == SMALL:
         widths = {"encoder": {"width": 16}, "readout": {"prior_width": 16}, "decoder": {"base": 32}}
         run = reshaped(run, **widths)
@@ -168,8 +169,7 @@ def scheduled(run: RunConfig) -> RunConfig:
 
 
 def store(run: RunConfig) -> RunConfig:
-    """One cell per image, read whole: for recall, familiarity and capacity. The memory stays
-    3x64x64."""
+    """Blocks of floats, one for each image. The memory stays 3x64x64."""
     run = replace(ours(run), variant="store")
     if run.preset == "omniglot":  # strokes tolerate less noise
         return reshaped(run, memory={"noise": 0.01})
@@ -199,20 +199,6 @@ def for_a_cpu(run: RunConfig) -> RunConfig:
         validate_every=100,
         validate_episodes=4,
     )
-
-
-def generate(run: RunConfig) -> RunConfig:
-    """Learned placement, read between cells too: for random keys and perturbed keys. The memory has
-    no more floats than `store`'s."""
-    run = store(run)
-    transport = {
-        "channels": 192, "size": 8, "capacity": 64,
-        "placement": "transport", "unwritten": 0.25, "locality": 10.0,
-    }  # fmt: skip
-    size = 0 if run.model.likelihood == "logistic_mixture" else 32
-    keys = {"hidden": 64} if run.preset == SMALL else {}
-    readout = {"size": size, "channels": 8}
-    return reshaped(replace(run, variant="generate"), memory=transport, readout=readout, keys=keys)
 
 
 def bits(run: RunConfig) -> RunConfig:

@@ -22,7 +22,7 @@ WAIT = 10.0  # seconds; torchrun stops all processes as soon as one has failed
 VERBS = {
     "train": "train a model, or --resume a run",
     "evaluate": "score a run: the bound, its terms and controls; writes evaluation.json",
-    "generate": "sample pictures from random and from perturbed keys",
+    "generate": "sample pictures from a memory",
     "recall": "write images, read them back from noisy or partial cues",
     "denoise": "denoise images by reading: three kinds of noise, the error after each step",
     "memory": "draw a memory, and the images written at their places",

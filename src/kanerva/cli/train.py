@@ -226,7 +226,7 @@ def starting_options(flags: argparse.Namespace) -> dict[str, Any]:
 
 
 def read_options(file: Path) -> dict[str, Any]:
-    """Read the options in a YAML file; those of a config that version 0.1 wrote are upgraded."""
+    """Read the options in a YAML file; those that an earlier version wrote are upgraded."""
     from kanerva.config.parsing import upgraded
     from kanerva.plain_files import read_yaml
 

@@ -6,7 +6,7 @@ use; a model with one more option has its own group.
 
 import math
 from dataclasses import dataclass, fields
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from kanerva.errors import UserError
 from kanerva.plain_files import shown
@@ -250,38 +250,22 @@ class GridConfig(MapConfig):
             )
 
 
-Placement = Literal["cells", "transport"]
-
-
 @dataclass(frozen=True, kw_only=True)
 class KppMemoryConfig(GridConfig):
     """A grid of cells with one block for each image. ours"""
 
-    may_be_zero: ClassVar[tuple[str, ...]] = ("unwritten", "noise", "locality")
-    placement: Placement = "cells"
-    """cells: random cells, read whole. transport: learned keys on cells, read between them too."""
+    may_be_zero: ClassVar[tuple[str, ...]] = ("unwritten", "noise")
     unwritten: float = 0.125
     """Fraction of each training episode that is not written."""
     noise: float = 0.05
     """Standard deviation of the noise on blocks in training; blocks lie in [-1, 1]."""
     outline: bool = False
     """Initialise blocks as an outline of their image; for 8-bit pixels."""
-    locality: float = 0.0
-    """transport: weight of the loss that places similar images side by side."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.unwritten >= 1:
             raise UserError(f"memory.unwritten must lie in [0, 1), got {self.unwritten}")
-        if self.locality and self.placement != "transport":
-            raise UserError(f"memory.locality needs placement=transport, not {self.placement}")
-        rows, columns = rows_and_columns(self.capacity)
-        if self.placement == "transport" and (self.size % rows or self.size % columns):
-            # otherwise a window around a cell's centre lies between pixels, and blurs its block
-            raise UserError(
-                f"placement=transport needs cells of whole pixels: memory.size={self.size} does "
-                f"not divide into {rows} x {columns}"
-            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -294,10 +278,8 @@ class BitsMemoryConfig(GridConfig):
     """Hm = Wm."""
     unwritten: float = 0.125
     """Fraction of each training episode that is not written."""
-    placement: ClassVar[Placement] = "cells"
     noise: ClassVar[float] = 0.0
     outline: ClassVar[bool] = False
-    locality: ClassVar[float] = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()

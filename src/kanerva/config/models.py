@@ -45,7 +45,6 @@ class KppConfig(ModelConfig):
     name: ClassVar[str] = "kpp"
     encoder: groups.KppEncoderConfig = groups.KppEncoderConfig()
     memory: groups.KppMemoryConfig = groups.KppMemoryConfig()
-    keys: groups.KeyConfig = groups.KeyConfig(hidden=256)
     readout: groups.KppReadoutConfig = groups.KppReadoutConfig()
     decoder: groups.KppDecoderConfig = groups.KppDecoderConfig()
 
@@ -53,10 +52,6 @@ class KppConfig(ModelConfig):
         super().__post_init__()
         if self.memory.outline and self.likelihood != "logistic_mixture":
             raise UserError("memory.outline is for 8-bit pixels: likelihood=logistic_mixture")
-        if self.memory.placement == "cells" and self.keys != KppConfig.keys:
-            raise UserError(
-                f"keys.hidden={self.keys.hidden} is for memory.placement=transport, not cells"
-            )
 
 
 def require_binary(config: ModelConfig) -> None:

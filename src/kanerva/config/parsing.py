@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 from kanerva.config.models import MODEL_CONFIGS, ModelConfig, model_config
 from kanerva.config.plain import flatten
+from kanerva.config.retired import NAMES, without_retired
 from kanerva.config.run import RunConfig
 from kanerva.config.version1 import is_version1, upgrade
 from kanerva.errors import UserError
@@ -20,7 +21,7 @@ RENAMED = {"epochs": "steps", "step": "execution", "likelihood.kind": "likelihoo
 
 
 def model_from_dict(data: Any, where: str = "config") -> ModelConfig:
-    """Build a checkpoint's config; one that version 0.1 wrote is upgraded."""
+    """Build a checkpoint's config; one that an earlier version wrote is upgraded."""
     data = upgraded(data, where)
     cls = model_config(data.get("model"))
     options = {key: value for key, value in data.items() if key != "model"}
@@ -29,7 +30,7 @@ def model_from_dict(data: Any, where: str = "config") -> ModelConfig:
 
 
 def run_from_dict(data: Any, where: str = "config") -> RunConfig:
-    """Build a run's config; one that version 0.1 wrote is upgraded."""
+    """Build a run's config; one that an earlier version wrote is upgraded."""
     data = upgraded(data, where)
     cls = model_config(data.get("model"))
     options = {key: value for key, value in data.items() if key != "model"}
@@ -40,10 +41,10 @@ def run_from_dict(data: Any, where: str = "config") -> RunConfig:
 
 
 def upgraded(data: Any, where: str) -> dict[Any, Any]:
-    """Return a mapping of options; those that version 0.1 wrote are upgraded."""
+    """Return a mapping of options; those that an earlier version wrote are upgraded."""
     require_mapping(data, where)
     try:
-        return upgrade(data, where) if is_version1(data) else data
+        return upgrade(data, where) if is_version1(data) else without_retired(data, where)
     except (KeyError, TypeError, AttributeError, ArithmeticError) as error:
         raise UserError(f"{where} is not a whole config of kanerva 0.1: {reason(error)}") from error
 
@@ -108,6 +109,8 @@ def unknown_option(
         return UserError(f"{start}{cls.name} does not use {spell(option)} ({use})")
     if option in RENAMED:
         hint = f"use {spell(RENAMED[option])}"
+    elif option in NAMES:
+        hint = "it was retired"
     elif close := get_close_matches(option, known, n=1):
         hint = f"did you mean {spell(close[0])}?"
     else:

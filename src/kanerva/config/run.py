@@ -87,7 +87,7 @@ class RunConfig:
     preset: str = "glyphs"
     """The data set whose settings the run starts from."""
     variant: str | None = None
-    """Variant of a preset: store or generate for kpp, strong for the paper's models."""
+    """Variant of a preset: store for kpp, strong for the paper's models."""
     data: DataConfig = DataConfig()
     optim: OptimConfig = OptimConfig()
     episode_length: int = 32

@@ -7,7 +7,6 @@ longer exist are refused.
 from dataclasses import fields
 from typing import Any, get_type_hints
 
-from kanerva.config.groups import rows_and_columns
 from kanerva.config.models import model_config
 from kanerva.errors import UserError
 
@@ -48,8 +47,6 @@ def upgrade(data: dict[str, Any], where: str) -> dict[str, Any]:
             new[key] = _known_options(cls, key, value, where)
         elif not isinstance(value, dict):
             new[key] = value
-    if name == "kpp" and data["memory"]["placement"] == "cells":
-        new.pop("keys", None)
     if name == "kpp" and not data["decoder"].get("neighbours"):
         new["decoder"].pop("near_width", None)
     if "steps" in new and new["steps"] is None:
@@ -71,15 +68,9 @@ def _known_options(cls: type, group: str, options: dict[str, Any], where: str) -
 
 def _refuse_retired_kpp(data: dict[str, Any], where: str) -> None:
     memory, readout = data["memory"], data["readout"]
-    reads = {"cells": "hard", "transport": "soft"}
-    if memory["placement"] not in reads:
-        _retired(f"memory.placement={memory['placement']}", where)
-    if memory["read"] != reads[memory["placement"]]:
-        _retired(f"memory.read={memory['read']} with placement={memory['placement']}", where)
-    if memory["read"] == "soft":
-        rows, columns = rows_and_columns(memory["capacity"])
-        if (memory["block"] * rows, memory["block"] * columns) != (memory["size"],) * 2:
-            _retired(f"memory.block={memory['block']}", where)  # blocks did not match the cells
+    for option, today in (("placement", "cells"), ("read", "hard")):
+        if memory[option] != today:
+            _retired(f"memory.{option}={memory[option]}", where)
     if readout["posterior"] != "residual":
         _retired(f"readout.posterior={readout['posterior']}", where)
     if memory["unwritten"] == 1:

@@ -27,7 +27,7 @@ from kanerva.evaluation.costs import (
 )
 from kanerva.evaluation.records import SCHEMA, check_record
 from kanerva.evaluation.resized import ResizedMemory
-from kanerva.evaluation.uses import measure_familiarity, measure_generation, measure_places
+from kanerva.evaluation.uses import measure_familiarity, measure_generation
 from kanerva.memory.detail import ALL
 from kanerva.models.base import MemoryModel
 from kanerva.models.kpp import Kpp
@@ -201,7 +201,6 @@ def measure_uses(subject: Subject, images: int) -> Entry:
     count = subject.at_most(images)
     return {
         "familiarity": measure_familiarity(model, episodes, count),
-        "places": measure_places(model, episodes, count),
         "generation": measure_generation(model, episodes, count),
     }
 

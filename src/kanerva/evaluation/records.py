@@ -85,7 +85,7 @@ class Familiarity:
 
 @dataclass(frozen=True, kw_only=True)
 class Places:
-    """Whether images of one class lie close together in the memory."""
+    """Whether images of one class lie close together: of kpp's variant generate, now retired."""
 
     ratio: float
 

@@ -1,4 +1,4 @@
-"""Measure the uses of a memory of blocks: familiarity, placement of similar images, sampling.
+"""Measure the uses of a memory of blocks: familiarity and sampling.
 
 Only for models that place blocks (`kpp`). Each function returns a plain entry of a record.
 """
@@ -57,27 +57,6 @@ def measure_familiarity(
         "n_written": len(written),
         "n_unwritten": len(unwritten),
     }
-
-
-@torch.no_grad()
-def measure_places(model: Kpp, episodes: FixedEpisodes, images: int) -> dict[str, float] | None:
-    """Mean distance between the places of two images of one class, divided by that of any two, in
-    one memory. Labels are used only for this. None for sets without labels."""
-    labels = episodes.image_set.labels
-    if labels is None or model.config.memory.placement == "cells":
-        return None
-    limit = holding(episodes, images)
-    within, every = [], []
-    for chunk in chunks(episodes, limit, "places"):
-        memory = model.write(chunk.batch.images, generator=chunk.generator)
-        kind = labels.to(model.device)[chunk.batch.indices]
-        apart = torch.cdist(memory.places, memory.places)
-        pairs = torch.ones_like(apart[0], dtype=torch.bool).triu(1)
-        same = (kind[:, :, None] == kind[:, None]) & pairs
-        within.append(apart[same].cpu())
-        every.append(apart[pairs.expand_as(apart)].cpu())
-    same, any_two = torch.cat(within).mean().item(), torch.cat(every).mean().item()
-    return {"within_class": same, "all": any_two, "ratio": same / any_two}
 
 
 @torch.no_grad()

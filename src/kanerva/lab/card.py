@@ -86,8 +86,8 @@ def _limits(record: dict[str, Any], config: RunConfig) -> list[str]:
         )
     if record["variant"] == "store":
         limits.append(
-            "It gives back what was written rather than making new images: for those train "
-            "`--variant generate`."
+            "It gives back what was written rather than making new images: `kpp-bits` makes those, "
+            "of binary pixels."
         )
     return [
         *limits,

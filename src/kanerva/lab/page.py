@@ -26,6 +26,7 @@ nothing about the claim; what it measured is in its table.
 | experiment | paper | verdict |
 |---|---|---|
 """
+RETIRED = "This record has kpp's variant generate, which is retired."
 
 
 def read_records(folder: Path) -> list[dict[str, Any]]:
@@ -64,11 +65,22 @@ def page(name: str, records: list[dict[str, Any]], pictures: str) -> str:
             f"## {version}" + ("" if about.on_every_set else f", {record['preset']}"),
             f"`{record['command']}`: {record['wall_s']:.0f} s on {record['device']}"
             + (f", {trained} model{'s' if trained > 1 else ''} already trained" if trained else ""),
+            *(
+                [f"{RETIRED} Commit `{record['retired'][:7]}` ran it."]
+                if is_retired(record)
+                else []
+            ),
             *images,
             "```text\n" + "\n".join(record["lines"]) + "\n```",
             f"**Verdict.** {about.conclusion(record)}",
         ]
     return "\n\n".join(parts) + "\n"
+
+
+def is_retired(record: dict[str, Any]) -> bool:
+    """Whether the record has figures of a model that no longer exists. Its field `retired` names
+    the commit that ran it."""
+    return "retired" in record
 
 
 def index(by_name: dict[str, list[dict[str, Any]]]) -> str:
@@ -85,6 +97,8 @@ def conclude(name: str, records: list[dict[str, Any]]) -> str:
     if not records:
         return "not run yet"
     verdict = experiment(name).conclusion(records[0])
+    if is_retired(records[0]):
+        verdict += f" {RETIRED}"
     on = [record["preset"] for record in records if not record["quick"]]
     if not on or experiment(name).on_every_set:  # then the verdict names the data sets itself
         return verdict

@@ -28,11 +28,6 @@ def _positions(scale: WindowPart, shift: WindowPart, block: int) -> Float[Tensor
     return scale[..., None] * centres + shift[..., None]
 
 
-def block_windows(points: Float[Tensor, "*n 2"], height: int, size: int) -> Float[Tensor, "*n 3"]:
-    """Windows around points (x, y) with the height of a block: one block pixel per memory pixel."""
-    return torch.cat([torch.full_like(points[..., :1], height / size), points], dim=-1)
-
-
 def read_blocks(memory: MemoryMap, windows: Windows, block: int | tuple[int, int]) -> Traces:
     """Cut one block of memory for each window (scale, x, y), which says where and how wide.
 

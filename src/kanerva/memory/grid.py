@@ -11,7 +11,7 @@ from torch import Tensor
 from kanerva.config import rows_and_columns
 from kanerva.errors import UserError
 from kanerva.seeding import Noise, uniform
-from kanerva.shapes import Blocks, Cells, MemoryMap, Points
+from kanerva.shapes import Blocks, Cells, MemoryMap
 
 
 class Grid:
@@ -72,22 +72,6 @@ class Grid:
         empty = values.new_zeros(*values.shape[:2], self.height * self.width)
         filled = empty.scatter(2, places[:, None].expand_as(values), values)
         return filled.unflatten(2, (self.height, self.width))
-
-
-def match(points: Points, grid: Grid, generator: Noise = None) -> Cells:
-    """Give every sample of an episode its own cell by sorting, so that near points stay near.
-
-    Points are assigned to columns in order of x, as many as a column has cells, and within a column
-    to rows in order of y: a transport of the episode onto the grid that keeps the order along both
-    axes. Random points are added for the cells that stay empty.
-    """
-    batch, length = points.shape[:2]
-    spare = grid.capacity - length
-    random = uniform((batch, spare, 2), generator, points.device)
-    full = torch.cat([points.detach(), 2 * random - 1], dim=1)  # one point for each cell
-    column = full[..., 0].argsort(dim=1).argsort(dim=1) // grid.rows
-    row = (4 * column + full[..., 1]).argsort(dim=1).argsort(dim=1) % grid.rows
-    return (row * grid.columns + column)[:, :length]
 
 
 def deal(

@@ -95,14 +95,10 @@ def read_config(path: Path) -> ModelConfig:
     return model_from_dict(read_json(path), where=str(path))
 
 
-_RENAMED = {"key_posterior.net.": "key_network.net.", "placer.": "placement."}  # since 0.1
-
-
 def _name_today(name: str) -> str:
     """Translate the name of a tensor of version 0.1."""
-    for old, new in _RENAMED.items():
-        name = new + name.removeprefix(old) if name.startswith(old) else name
-    return name
+    old = "key_posterior.net."
+    return "key_network.net." + name.removeprefix(old) if name.startswith(old) else name
 
 
 def load_weights(model: nn.Module, path: Path) -> None:

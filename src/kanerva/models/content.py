@@ -1,7 +1,7 @@
 """Content addressing: which block of a memory explains an image, and whether any does.
 
 Each stored block is decoded once, at the mean of p(z | block), and every image is scored under the
-resulting p(x | z). This works for every placement.
+resulting p(x | z).
 """
 
 from collections.abc import Callable
@@ -97,7 +97,7 @@ def _decode_once(model: "Kpp", memory: Memory) -> tuple[Int[Tensor, " cells"], D
     if last is not None and last.map is memory.map and torch.equal(last.cells, cells):
         return cells, last.output
     known = torch.zeros_like(cells, dtype=torch.bool)
-    if last is not None and len(last.cells) and model.config.memory.placement == "cells":
+    if last is not None and len(last.cells):
         at = torch.searchsorted(last.cells, cells).clamp(max=len(last.cells) - 1)
         before = last.map if memory.is_batch else last.map[None]
         read, every = model.placement.grid.read, cells.expand(len(maps), -1)
@@ -240,7 +240,7 @@ def terms_by_content(
     cell if that is better. The choice is made at posterior means, before anything is sampled, so
     the result is still a bound."""
     episode, maps = model.as_episodes(images), model.as_maps(memory, images)
-    in_free_cell = model.keys_in_free_cells(memory, features, generator)
+    in_free_cell = model.keys_in_free_cells(memory, features.shape[1], generator)
     in_best = model.keys_at(memory, score_cues(model, memory, images, None).argmax(dim=-1))
     means, found = [], []
     for keys in (in_free_cell, in_best):

@@ -9,10 +9,10 @@ The life of a memory:
     model.familiarity(memory, images)           # nats: was this written?
 
 Three things differ from the model as printed (`kpp_paper.py`). Every sample writes a block, made
-from that sample alone, into a cell: M is the sum of the pasted blocks. Each key is assigned to its
-own cell, at random or by sorting, so keys cannot collapse. And q(z | x, M, y) is a residual of the
-memory's prediction, so its KL charges only for what the block does not contain. The generative side
-has the same factors, p(y), p(z | M, y) and p(x | z), and sees an episode only through M.
+from that sample alone, into a cell: M is the sum of the pasted blocks. Each sample has a random
+cell of its own, so keys cannot collapse. And q(z | x, M, y) is a residual of the memory's
+prediction, so its KL charges only for what the block does not contain. The generative side has the
+same factors, p(y), p(z | M, y) and p(x | z), and sees an episode only through M.
 """
 
 from dataclasses import replace
@@ -23,13 +23,13 @@ from torch import Tensor
 
 from kanerva.config import KppConfig, ModelConfig
 from kanerva.decoder import fit_outlines
-from kanerva.distributions import DiagonalNormal, KeyPosterior, as_normal
+from kanerva.distributions import KeyPosterior
 from kanerva.errors import UserError
 from kanerva.inputs import as_count
 from kanerva.memory.detail import Detail
 from kanerva.memory.grid import Grid
 from kanerva.memory.heap import Memory, require_memory_object
-from kanerva.memory.placement import locality_loss, make_placement
+from kanerva.memory.placement import Placement
 from kanerva.memory.writers import BlockWriter
 from kanerva.models.base import Handles, Images, all_but_one
 from kanerva.models.content import terms_by_content
@@ -57,8 +57,8 @@ class Kpp(Retrieval, KppNetworks):  # pyright: ignore[reportIncompatibleMethodOv
 
     def __init__(self, config: KppConfig) -> None:
         super().__init__(config)
-        features, memory = self.encoder.features, config.memory
-        self.placement = make_placement(memory, config.keys.hidden, features, self.side)
+        memory = config.memory
+        self.placement = Placement(memory.capacity, memory.size)
         block = (memory.channels, *self.placement.grid.block)
         self.writer = self.make_writer(block)
         self.add_readout_and_decoder(block, memory.outline)
@@ -74,8 +74,8 @@ class Kpp(Retrieval, KppNetworks):  # pyright: ignore[reportIncompatibleMethodOv
 
     @property
     def replays(self) -> bool:
-        """With `cells`, a key reads one whole cell: a stored block, or zeros."""
-        return self.config.memory.placement == "cells" and not self.has_code
+        """A key reads one whole cell: a stored block, or zeros."""
+        return not self.has_code
 
     @property
     def capacity(self) -> int:
@@ -97,8 +97,7 @@ class Kpp(Retrieval, KppNetworks):  # pyright: ignore[reportIncompatibleMethodOv
         episode = self.as_pixels(images)
         features = self.encoder(episode)
         batch, length = features.shape[:2]
-        proposal = self.placement.propose(features)
-        cells = self.placement.place(proposal, batch, length, generator, features.device)
+        cells = self.placement.place(batch, length, generator, features.device)
         blocks, detail = self.encode_blocks(episode, features, generator)
         memory = self._empty(batch).malloc(blocks, cells, detail)
         memory = replace(memory, map=self.quantised(memory.map))
@@ -120,30 +119,22 @@ class Kpp(Retrieval, KppNetworks):  # pyright: ignore[reportIncompatibleMethodOv
         blocks, detail = self.encode_blocks(episode, features, generator)
         for t in range(episode.shape[1]):  # one by one: each must see which cells are taken
             one = slice(t, t + 1)
-            proposal, held = self.placement.propose(features[:, one]), batch.require_slots() >= 0
-            cells = self.placement.find_free(proposal, held, 1, generator)
+            cells = self.placement.find_free(batch.require_slots() >= 0, 1, generator)
             bits = None if detail is None else detail.apply(lambda part, t=one: part[:, t])
             batch = batch.malloc(blocks[:, one], cells, bits)
         return batch if memory.is_batch else replace(batch[0], kept=memory.kept)
 
     def _enlarge(self, memory: Memory, generator: Noise) -> Memory:
-        """Copy a memory with fewer cells to one with this model's capacity. With `transport`, each
-        block goes to a free cell near its old place."""
+        """Copy a memory with fewer cells to one with this model's capacity."""
         if memory.is_batch:
             every = [self._enlarge(memory[i], generator) for i in range(len(memory.map))]
             return Memory.stack(every)
         fewer = replace(self.config.memory, size=memory.map.shape[-1], capacity=memory.capacity)
         self.resized(replace(self.config, memory=fewer)).as_maps(memory)  # refuses other weights
-        batch, bits, held, places = (
-            self._empty(1),
-            memory.as_batch().detail,
-            memory.cells,
-            memory.places,
-        )
-        for t in range(len(held)):
-            cell = held[None, t : t + 1]
-            near = DiagonalNormal(as_normal(places[None, t : t + 1]), places.new_zeros(1, 1, 2))
-            free = self.placement.find_free(near, batch.require_slots() >= 0, 1, generator)
+        batch, bits = self._empty(1), memory.as_batch().detail
+        for t in range(len(memory)):
+            cell = memory.cells[None, t : t + 1]
+            free = self.placement.find_free(batch.require_slots() >= 0, 1, generator)
             block = memory.grid.read(memory.map[None], cell)
             batch = batch.malloc(block, free, None if bits is None else bits.at(cell))
         handles, owners = torch.tensor([*memory.handles, -1]), batch.require_slots()  # -1: free
@@ -181,13 +172,11 @@ class Kpp(Retrieval, KppNetworks):  # pyright: ignore[reportIncompatibleMethodOv
         *,
         sample: bool = True,
         generator: Noise = None,
-        proposal: DiagonalNormal | None = None,
     ) -> tuple[MemoryMap, KeyPosterior]:
         """M and q(y|.) of whole episodes. While training, the last images of each episode (a share
         `memory.unwritten`) are not written: they read zeros in a cell."""
         batch, length = features.shape[:2]
-        proposal = proposal or self.placement.propose(features)
-        cells = self.placement.place(proposal, batch, length, generator, features.device)
+        cells = self.placement.place(batch, length, generator, features.device)
         share = self.config.memory.unwritten if self.training else 0.0
         skipped = round(share * length) or int(0 < share and length > 1)
         written = torch.arange(length, device=features.device).expand(batch, -1) < length - skipped
@@ -234,28 +223,14 @@ class Kpp(Retrieval, KppNetworks):  # pyright: ignore[reportIncompatibleMethodOv
         rest = all_but_one(length, episode.device)
         self.placement.require_room(length)
         features = self.encoder(episode)
-        others = features[:, rest].flatten(0, 1)  # (B T, T - 1, ...)
         blocks = self.blocks(episode, features, generator)[:, rest].flatten(0, 1)
-        proposal = self.placement.propose(others)
-        cells = self.placement.place(proposal, len(others), length - 1, generator, features.device)
-        memory = self._empty(len(others)).malloc(blocks, cells)
+        cells = self.placement.place(len(blocks), length - 1, generator, features.device)
+        memory = self._empty(len(blocks)).malloc(blocks, cells)  # (B T) memories of T - 1 images
         single, own = (value.flatten(0, 1)[:, None] for value in (episode, features))
-        keys = self.keys_in_free_cells(memory, own, generator)
+        keys = self.keys_in_free_cells(memory, 1, generator)
         maps = self.quantised(memory.map)
         terms = self.terms(single, own, maps, keys, generator=generator)
         return terms.view(tuple(images.shape[:-3]))
-
-    def forward(self, episode: Episode, generator: Noise = None) -> dict[str, Tensor]:
-        """The training objective, plus the locality loss, which places similar images near each
-        other. Its gradient reaches the key network only."""
-        episode = self.as_episodes(episode)
-        features, locality = self.encoder(episode), self.config.memory.locality
-        proposal = self.placement.propose(features.detach() if locality else features)
-        maps, keys = self.write_episode(episode, features, generator=generator, proposal=proposal)
-        auxiliary = []
-        if locality and proposal is not None:
-            auxiliary.append(locality * locality_loss(proposal.mean, episode))
-        return self.objective(episode, features, maps, keys, generator, *auxiliary)
 
     # Keys
 
@@ -269,14 +244,13 @@ class Kpp(Retrieval, KppNetworks):  # pyright: ignore[reportIncompatibleMethodOv
         return self.placement.posterior(cells, owners.gather(1, cells) >= 0, free)
 
     def keys_in_free_cells(
-        self, memory: Memory, features: FeatureMaps, generator: Noise = None
+        self, memory: Memory, length: int, generator: Noise = None
     ) -> KeyPosterior:
-        """q(y|.) of samples that are not in this memory: they read a free cell. If there is none, q
-        has no mass and its KL is infinite."""
+        """q(y|.) of `length` samples that are not in this memory: they read a free cell. If there
+        is none, q has no mass and its KL is infinite."""
         held = memory.as_batch().require_slots() >= 0
-        proposal = self.placement.propose(features)
-        cells = self.placement.find_free(proposal, held, features.shape[1], generator)
-        unwritten = torch.zeros(features.shape[:2], dtype=torch.bool, device=features.device)
+        cells = self.placement.find_free(held, length, generator)
+        unwritten = torch.zeros_like(cells, dtype=torch.bool)
         return self.placement.posterior(cells, unwritten, (~held).sum(dim=1).float())
 
     # Read; find, get, recall and familiarity are in retrieval.py

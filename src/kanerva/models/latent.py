@@ -236,8 +236,7 @@ class LatentModel(MemoryModel):
         generator: Noise = None,
     ) -> Float[Tensor, "*B T C H W"]:
         """Sample keys from their prior, read, sample a readout, and decode its expected pixels on
-        [0, 1]. A model that `replays` returns stored images; `--variant generate` trains one that
-        makes new ones.
+        [0, 1]. A model that `replays` returns stored images.
 
         `near=(key, spread)` samples keys around one instead: y + spread * noise (§4.1.1).
         `sample_pixels=True` samples pixels too: 0 or 1, or levels k/255.

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from kanerva.config import ModelConfig, to_dict
+from kanerva.config.retired import with_retired
 from kanerva.files import digest
 from kanerva.inputs import as_device
 
@@ -35,7 +36,7 @@ class KnownWeights(nn.Module):
         """Cached: it is asked for at every read."""
         versions = self.weight_versions()
         if self.training or self._names.get(kind, ([], ""))[0] != versions:
-            config = to_dict(self.config)
+            config = with_retired(to_dict(self.config))
             for option in without:
                 del config["memory"][option]
             about = {"config": json.dumps(config, sort_keys=True)}

@@ -2,11 +2,12 @@
 
 Memories hold training images, which every model has seen. Samples are compared with test images,
 which none has seen. So a model that only replays its memory comes as close as training images do,
-and no closer. `nothing written` is kpp with an empty memory. The variant `store` is left out: its
-hard reads return a whole block, written or empty.
+and no closer. `nothing written` is `kpp-bits` with an empty memory. `kpp` is left out: its reads
+return a whole block, written or empty.
 
 Sharpness is that of expected pixels, as in the paper's pictures. Fréchet distances are given for
-these, and for pixels sampled from p(x|z), which are true samples of a model.
+these, and for sampled pixels, which are true samples of a model: of p(x|z), or for `kpp-bits` of
+its pixel code.
 """
 
 from dataclasses import dataclass
@@ -23,16 +24,16 @@ from kanerva.evaluation.frechet import (
     train_feature_extractor,
 )
 from kanerva.evaluation.report import columns
-from kanerva.lab.experiments.measures import interval, is_blurred, pm, rms, sharpness
-from kanerva.lab.experiments.scene import (
+from kanerva.lab.experiments.drawing import (
     GROUP,
     MODELS,
-    Scene,
+    RETIRED,
     is_binary,
     join,
-    train_for_scene,
-    write_scene,
+    models_for,
+    train_to_draw,
 )
+from kanerva.lab.experiments.measures import interval, is_blurred, pm, rms, sharpness
 from kanerva.lab.harness import About, Figures, Finding, Lab
 from kanerva.models.base import MemoryModel
 from kanerva.pictures import Pictures, sheet
@@ -50,19 +51,21 @@ Scores = dict[
 def draw_samples(
     model: MemoryModel, written: Pictures, length: int, generator: torch.Generator
 ) -> dict[str, tuple[Pictures, Pictures]]:
-    """Expected and sampled pixels of DRAWN samples at random keys. A model with blocks also samples
-    from an empty memory."""
-    at = write_scene(model, written.unflatten(0, (-1, length)), generator)
-    keys = at.draw_keys(-(-DRAWN * length // GROUP), generator)
-    scenes = {"": at}
+    """Expected and sampled pixels of DRAWN samples. A model with blocks also samples from an empty
+    memory."""
+    episodes = written.unflatten(0, (-1, length))
+    memories = {"": model.write(episodes, generator=generator) if model.remembers else None}
     if model.has_blocks:
-        scenes["nothing written"] = Scene(model, model.empty(len(at.starts)), at.starts)
+        memories["nothing written"] = model.empty(len(episodes))
     samples = {}
-    for how, scene in scenes.items():
-        readout = scene.readouts(keys, generator)
-        mean = model.likelihood.mean(model.decoder(readout))
-        pixels = model.sample_pixels(readout, generator)
-        samples[how] = (mean.flatten(0, 1)[:DRAWN], pixels.flatten(0, 1)[:DRAWN])
+    for how, memory in memories.items():
+        count = DRAWN if memory is None else -(-DRAWN // len(episodes))
+        mean, pixels = (
+            model.generate(memory, count, sample_pixels=sampled, generator=generator)
+            for sampled in (False, True)
+        )
+        flat = (-1, *written.shape[1:])
+        samples[how] = (mean.reshape(flat)[:DRAWN], pixels.reshape(flat)[:DRAWN])
     return samples
 
 
@@ -117,7 +120,7 @@ def run(lab: Lab) -> Finding:
     in_train, in_test = split_size(lab, "train"), split_size(lab, "test")
     groups = min(lab.pick(50, 500), in_train // GROUP)
     count = groups * DRAWN
-    ready = {name: train_for_scene(lab, name) for name in MODELS}
+    ready = {name: train_to_draw(lab, name) for name in models_for(lab.preset)}
 
     pixels, labels = lab.labelled(min(in_train, lab.pick(20_000, 50_000)), "train")
     steps = lab.steps or lab.pick(200, 5000)
@@ -173,7 +176,9 @@ def verdict(figures: Figures) -> str:
     """Which models' samples are sharper and closer to real images, and what the memory adds."""
     found = figures["models"]
     vae, words = found["vae"], []
-    for name in ("kpp-generate", "kpp-paper"):
+    for name in (RETIRED, *MODELS):
+        if name == "vae" or name not in found:
+            continue
         one = found[name]
         key, called = ("grey", "greyness") if "grey" in one else ("edges", "edges")
         words.append(
@@ -182,13 +187,14 @@ def verdict(figures: Figures) -> str:
             f"{'' if nearer(one, vae) else 'NOT '}nearer to real images ({distance(one)} against "
             f"{distance(vae)})."
         )
-    return " ".join([*words, memory_effect(found)])
+    ours = RETIRED if RETIRED in found else "kpp-bits"
+    return " ".join([*words, memory_effect(found, ours)] if ours in found else words)
 
 
-def memory_effect(found: dict[str, Scores]) -> str:
-    """How much closer to real images the written memory brings samples."""
-    ours, empty = found["kpp-generate"], found["kpp-generate, nothing written"]
-    start = f"kpp's networks with nothing written: {distance(empty)}, so the memory"
+def memory_effect(found: dict[str, Scores], name: str) -> str:
+    """How much closer to real images the written memory brings a model's samples."""
+    ours, empty = found[name], found[f"{name}, nothing written"]
+    start = f"{name} with nothing written: {distance(empty)}, so the memory"
     if not nearer(ours, empty):
         return f"{start} makes NO difference."
     near, middle, far = (one["drawn"]["distance"] for one in (ours, empty, found["vae"]))
