@@ -66,6 +66,12 @@ def test_random_episodes_are_what_a_preset_trains_on():
 SMALL = ["--preset", "glyphs", "--execution", "eager", "--steps", "1", "--episode-length", "4"]
 
 
+def test_random_images_have_labels_so_that_episodes_can_be_of_one():
+    config = replace(preset("mnist", "kpp-bits"), batch=2, episode_length=4)
+    assert config.data.kin > 0
+    assert random_episodes(config, CPU).batch_at(1).shape == (2, 4, 1, 28, 28)
+
+
 def test_throughput_is_printed_filed_and_drawn(tmp_path: Path, capsys):
     folder = tmp_path / "bench"
     assert main(["bench", *SMALL, "--size", "48,64", "--results", str(folder), "--name", "a"]) == 0

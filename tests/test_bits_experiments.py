@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from kanerva.evaluation.frechet import train_feature_extractor
-from kanerva.lab.experiments import classify, files, gist, new_drawings
+from kanerva.lab.experiments import classify, few_shot, files, gist, new_drawings
 from kanerva.lab.harness import Lab
 from kanerva.memory.container import SIZE
 from kanerva.models.kpp_bits import KppBits
@@ -113,7 +113,7 @@ def test_drawings_go_to_the_memory_that_makes_them_cheap(
     def exact(kin: Tensor, episode: Tensor) -> Tensor:
         return -(kin[:, None] - model.encoder(episode)).square().sum(dim=(2, 3, 4))
 
-    monkeypatch.setattr(model, "_ask_kin", show)
+    monkeypatch.setattr(model, "ask_kin", show)
     monkeypatch.setattr(model, "log_like", exact)
     (row,) = classify.measure(lab, model, drawings, 3, ((5, 2),), groups)
     assert row["kpp-bits"]["mean"] == 1.0  # rows are memories, columns targets
@@ -129,7 +129,8 @@ def test_tasks_together_score_as_memories_do_one_by_one(model: KppBits):
     drawings = torch.bernoulli(torch.full((6, 4, 1, 10, 7), 0.3), generator=noise)
     groups = torch.zeros(6, dtype=torch.long)
     written, targets = classify.deal(groups, 4, (3, 2), 2, noise)
-    scores = classify.Written(model, drawings).score(written, targets)
+    found = classify.score(few_shot.Written(model, drawings), written, targets)
+    scores = found[classify.ONE_WAY]
     for task in range(2):
         asked = drawings[targets[task].unbind(-1)]
         bounds = torch.stack(
@@ -142,6 +143,12 @@ def test_tasks_together_score_as_memories_do_one_by_one(model: KppBits):
         )
         assert torch.equal(scores[task].argmax(dim=0), bounds.argmax(dim=0))
         assert float((bounds[0] - bounds[1]).abs().max()) > 1e-3
+        back = found[classify.BOTH_WAYS][task] - scores[task]
+        for row, column in ((0, 1), (2, 2)):
+            known = drawings[written[task, row].unbind(-1)][None]
+            memory = model.write(asked[column : column + 1]).as_batch()
+            gain = model.log_like(model._read_kin(memory), known) - model.log_alone(known)
+            assert float(back[row, column]) == pytest.approx(float(gain.mean()), abs=1e-3)
 
 
 def test_tasks_never_ask_for_a_drawing_that_is_written_nor_leave_their_alphabet():

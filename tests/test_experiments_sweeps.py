@@ -384,7 +384,7 @@ def test_characters_are_whole_and_of_one_kind(lab: Lab):
 
 def test_what_is_scored_is_not_written():
     drawings = torch.arange(12.0).view(3, 4, 1, 1, 1)
-    mixed = few_shot.shuffle(drawings, torch.Generator().manual_seed(1))
+    mixed = drawings[few_shot.shuffle(drawings, torch.Generator().manual_seed(1)).unbind(-1)]
     assert torch.equal(mixed.sort(dim=1).values, drawings) and not torch.equal(mixed, drawings)
     episodes = few_shot.mix_episodes(mixed[:, 0])
     assert torch.equal(episodes[:, few_shot.COMPANY // 2], mixed[:, 0])
@@ -407,20 +407,23 @@ def test_few_shot_scores_under_the_right_memory(few: Lab):
 
 
 @torch.no_grad()
-def test_freed_drawings_are_as_good_as_never_written(few: Lab):
-    """Once written and some freed again, memories say what those of fewer say."""
+def test_drawings_encoded_once_are_read_as_memories_are(few: Lab):
+    """Bounds of both decoders as in memories written one by one, where the image is new."""
     drawings = few_shot.characters(few, 6)[0]
     model = few.trained("kpp-bits")
     assert isinstance(model, KppBits)
     for parameter in model.kin.parameters():  # kin that say something
         parameter += 0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0))
-    targets, rest = drawings[:, 0], drawings[:, 1:]
-    found = few_shot.score(few, model, targets, rest, [1, 3], 0)
+    mixed = few_shot.shuffle(drawings, torch.Generator().manual_seed(1))
+    held = few_shot.Written(model, drawings)
+    found = few_shot.score_kin(few, held, mixed, [1, 3], 0)
     assert set(found) == {(d, n) for d in ("", few_shot.INDEPENDENT) for n in (0, 1, 3)}
-    images = few_shot.mix_episodes(targets, 2)
-    for count in (1, 3):
-        memory = model.write(rest[:, :count])
-        exact = model.elbo(images, memory).nll_nats
+    shuffled = drawings[mixed.unbind(-1)]
+    images = few_shot.mix_episodes(shuffled[:, 0], 2)
+    for count in (0, 1, 3):
+        rows = len(images)
+        memory = model.write(shuffled[:, 1 : 1 + count]) if count else model.empty(rows)
+        exact = model._terms_new(memory.as_batch(), images).nll_nats
         assert torch.allclose(found["", count], exact[:, [1, 0]].double(), atol=1e-3)
         noise = few.noise("few-shot", 0, 0)
         sketch = model.independent_terms(images, memory, generator=noise).nll_nats
@@ -428,6 +431,19 @@ def test_freed_drawings_are_as_good_as_never_written(few: Lab):
             found[few_shot.INDEPENDENT, count], sketch[:, [1, 0]].double(), atol=1e-2
         )
     assert not torch.allclose(found["", 1], found["", 3], atol=1e-2)
+
+
+def test_a_cpu_measures_what_is_trained_and_names_the_rest(
+    few: Lab, monkeypatch: pytest.MonkeyPatch
+):
+    """The full protocol on a CPU; a run trained in another precision counts as trained."""
+    assert not any(few_shot.is_missing(few, name) for name in few_shot.MODELS)  # quick: all
+    few.trained("vae", **few_shot.options(few, "vae"))
+    monkeypatch.setattr(few, "quick", False)
+    names = [name for name in few_shot.MODELS if few_shot.is_missing(few, name)]
+    assert "vae" not in names and {"dkm", few_shot.COPIES} <= set(names)
+    monkeypatch.setattr(few, "device", torch.device("cuda"))
+    assert few.is_trained("vae", **few_shot.options(few, "vae"))
 
 
 def test_differences_are_paired_within_a_seed():

@@ -11,6 +11,7 @@ import torch.distributions as D
 from torch import Tensor
 
 from kanerva import Memory
+from kanerva.errors import UserError
 from kanerva.memory.fixed_point import BIT
 from kanerva.memory.kin import MOST, NEW, UNLIKE, key_costs, new_costs
 from kanerva.models.kpp_bits import KppBits
@@ -141,19 +142,19 @@ def test_what_is_scored_has_no_say_in_what_is_read(
     """Change x, hold M: what the memory tells does not move. Left out, an image tells the others
     of itself and hears nothing of itself."""
     memory, asked = model.write(images[:4]), []
-    ask, beside = model._ask_kin, model._terms_beside
+    ask, beside = model.ask_kin, model.terms_beside
 
     def listen(kin: Tensor, *rest: Tensor):
         asked.append(kin)
         return beside(kin, *rest)
 
-    monkeypatch.setattr(model, "_terms_beside", listen)
+    monkeypatch.setattr(model, "terms_beside", listen)
     model.elbo(images[4:], memory)
     model.elbo(1 - images[4:], memory)
     assert torch.equal(asked[0], asked[1])
     changed = images.clone()
     changed[2] = 1 - changed[2]
-    monkeypatch.setattr(model, "_ask_kin", ask)
+    monkeypatch.setattr(model, "ask_kin", ask)
     model.left_out(images)
     model.left_out(changed)
     same = (asked[2] - asked[3]).flatten(1).abs().amax(dim=1) < 1e-5
@@ -215,3 +216,19 @@ def test_a_memory_larger_than_what_is_read_is_charged_for_all_it_holds(model: Kp
     left = large.left_out(images[None])[0]
     shorter = large._terms_new(large.write(images[:-1]).as_batch(), images[None, -1:])
     assert torch.allclose(left.nll_nats[-1:], shorter.nll_nats[0], atol=1e-4)
+
+
+@torch.no_grad()
+def test_samples_near_a_handle_are_those_of_a_memory_of_that_image_alone(
+    model: KppBits, images: Tensor
+):
+    memory = model.write(images).free(0)
+    alone = memory.free(1, 2, 4, 5)
+    for how in ({}, {"sample_pixels": True}):
+        near = model.generate(memory, 4, near=3, generator=seeded(1), **how)
+        assert torch.allclose(near, model.generate(alone, 4, generator=seeded(1), **how), atol=1e-5)
+    assert not torch.allclose(near, model.generate(memory, 4, near=5, generator=seeded(1)))
+    both = model.generate(Memory.stack([memory, alone]), 4, near=3, generator=seeded(1))
+    assert both.shape == (2, 4, *images.shape[1:])
+    with pytest.raises(UserError, match="0"):
+        model.generate(memory, 4, near=0)

@@ -177,8 +177,9 @@ def score_bounds(subject: Subject, headline: Score, iwae_samples: int) -> Entry:
         k, title = iwae_samples, f"iwae {iwae_samples}"
         nll, ci95 = iwae(model, subject.episodes, k, limit=limit, title=title)
         entries["iwae"] = {"k": k, "nll_nats": nll, "ci95": ci95}
-    capped = model.has_code and cast(KppBits, model).cap != ALL  # scored whole in a record of its own
-    if config.data.binarization == "sample" and not capped:  # the other published binarizations
+    # Other published binarizations. A model of bits stores all pixels, whatever they are: its bound
+    # is the cost of the key.
+    if config.data.binarization == "sample" and not model.has_code:
         others = entries["other_binarizations"] = {}
         for how in SECOND_COLUMNS.get(config.data.set, []):
             episodes = fixed_episodes(config, subject.images, model.device, how)

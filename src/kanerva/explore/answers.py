@@ -15,6 +15,7 @@ from kanerva.memory.heap import Memory
 from kanerva.memory.search import Hits
 from kanerva.models.base import MemoryModel
 from kanerva.models.content import decode_held
+from kanerva.models.kpp_bits import KppBits
 from kanerva.seeding import stream
 
 Pictures = Float[Tensor, "held C H W"]
@@ -201,14 +202,21 @@ def dream(
     session: Session, at: tuple[float, float] | None, spread: float, count: int, seed: int
 ) -> dict[str, Any]:
     """Samples around a place (x, y) on [-1, 1] of the map, the first of them exactly there; without
-    a place, samples at random keys."""
+    a place, samples at random keys. A model of bits has nothing between cells: it shows the image
+    that is stored there, and new ones like it."""
     model, memory, chance = session.model, session.memory, stream(seed, "dream")
     if at is None:
         images = model.generate(memory, count, generator=chance)
         return {"images": [to_text(image) for image in images]}
     if model.key_shape != (2,):
         raise UserError("this model's keys are not places of its map")
-    key = as_normal(torch.tensor(at))
+    place = torch.tensor(at)
+    handle = int(memory.require_slots()[memory.grid.cell_of(place)])
+    if isinstance(model, KppBits) and handle >= 0:
+        new = model.generate(memory, max(count - 1, 1), near=handle, generator=chance)
+        images = [model.get(memory, [handle]), new[: count - 1]]
+        return {"images": [to_text(image) for image in torch.cat(images)]}
+    key = as_normal(place)
     images = [model.generate(memory, 1, near=(key, 0.0), generator=chance)]
     if count > 1:
         images.append(model.generate(memory, count - 1, near=(key, spread), generator=chance))

@@ -29,6 +29,12 @@ PIXELS = {
 }
 
 
+def _unrounded(shipped: dict[str, Any]) -> str:
+    if "unrounded_nll_nats" not in shipped:  # a model of bits
+        return ""
+    return f"; before they were rounded to {shipped['dtype']} {shipped['unrounded_nll_nats']:.2f}"
+
+
 def card(record: dict[str, Any], config: RunConfig) -> str:
     """Write the card from the record that `ship` made and the run's config."""
     bound, memory, shipped = record["bound"], record["memory"], record["shipped"]
@@ -42,9 +48,8 @@ def card(record: dict[str, Any], config: RunConfig) -> str:
         "This page is made from `evaluation.json` and `config.yaml` beside it.",
         "## Figure",
         f"**{bound['nll_nats']:.2f} ± {bound['ci95']:.2f} nats per image** (95 % interval over "
-        "images), a bound on −ln p(x|M), scored with the weights as they ship; before they were "
-        f"rounded to {shipped['dtype']} {shipped['unrounded_nll_nats']:.2f}. "
-        f"`kanerva evaluate {name}` makes it again.",
+        f"images), a bound on −ln p(x|M), scored with the weights as they ship"
+        f"{_unrounded(shipped)}. `kanerva evaluate {name}` makes it again.",
         f"The memory takes **{memory['bits_per_image']:,.0f} bits per image**, which the bound "
         f"does not charge. With them an image costs {total:,.0f} nats, the sum.",
         f"```text\n{table(record)}\n```",

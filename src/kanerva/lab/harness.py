@@ -37,6 +37,7 @@ from kanerva.training.loop import train
 Pixels = Float[Tensor, "n C H W"]
 Figures = dict[str, Any]  # plain JSON
 QUICK = "Quick run, decides nothing: what it measured is in its table."
+PRECISIONS = {"cuda": "bf16-mixed", "cpu": "32-true"}  # that models are trained in
 QUICK_STEPS = (600, 400)  # training steps of the quick version: of kpp, of any other model
 
 
@@ -127,7 +128,7 @@ class Lab:
         own = isinstance(start.model, KppConfig | KppEmptyConfig) or start.variant == "strong"
         length = self.steps or (ours if own else theirs)
         every = min(start.validate_every, length)
-        precision = "bf16-mixed" if self.device.type == "cuda" else "32-true"
+        precision = PRECISIONS[self.device.type]
         return replace(start, steps=length, validate_every=every, precision=precision)
 
     def trained(
@@ -142,12 +143,11 @@ class Lab:
 
         The same call, from this experiment or another, finds the same run.
         """
-        config = self.config(model, variant, **parts)
-        config = replace(config, seed=self.seed if seed is None else seed)
-        name = "-".join(filter(None, [config.preset, model, config.variant]))
-        run = self.runs / f"{name}-{config.config_hash()[:8]}-s{config.seed}"
-        if not self._finished(run, config):
-            self.say(f"training {name}, seed {config.seed}, in {run}")
+        config = self._config_of(model, variant, seed, parts)
+        run = self._finished_run(config)
+        if run is None:
+            run = self._folder(config)
+            self.say(f"training {_name_of(config)}, seed {config.seed}, in {run}")
             where = {"data_root": self.data_root, "accelerator": self.device.type}
             with torch.enable_grad():  # experiments run without gradients
                 outcome = train(config, run, resume=True, **where)
@@ -157,6 +157,35 @@ class Lab:
         elif run.name not in self._trained:
             self.found.add(run.name)
         return load(str(run), device=self.device.type).eval()
+
+    def is_trained(
+        self,
+        model: str = "kpp",
+        variant: str | None = None,
+        *,
+        seed: int | None = None,
+        **parts: Any,
+    ) -> bool:
+        """Whether `trained` would find a finished run."""
+        return self._finished_run(self._config_of(model, variant, seed, parts)) is not None
+
+    def _config_of(
+        self, model: str, variant: str | None, seed: int | None, parts: dict[str, Any]
+    ) -> RunConfig:
+        config = self.config(model, variant, **parts)
+        return replace(config, seed=self.seed if seed is None else seed)
+
+    def _folder(self, config: RunConfig) -> Path:
+        return self.runs / f"{_name_of(config)}-{config.config_hash()[:8]}-s{config.seed}"
+
+    def _finished_run(self, config: RunConfig) -> Path | None:
+        """The folder of a finished run, if there is one. It may have been trained on another kind
+        of device, in another precision."""
+        for precision in dict.fromkeys([config.precision, *PRECISIONS.values()]):
+            run = self._folder(replace(config, precision=precision))
+            if self._finished(run, config):
+                return run
+        return None
 
     @staticmethod
     def _finished(run: Path, config: RunConfig) -> bool:
@@ -188,6 +217,10 @@ class Lab:
         pixels = data.binarize(grey, binarization, stream("experiment", split, "pixels", skip))
         labels = None if image_set.labels is None else image_set.labels[chosen]
         return data.to_float(pixels, binarization != "none").to(self.device), labels
+
+
+def _name_of(config: RunConfig) -> str:
+    return "-".join(filter(None, [config.preset, config.model.name, config.variant]))
 
 
 C = TypeVar("C", RunConfig, ModelConfig)

@@ -98,7 +98,7 @@ class KppBits(ReadsKin):
         # unwritten images that do not read kin are scored as in an empty memory
         reads = ~written & (chance[..., 2] >= _SHORT)
         readable = [part[:, first] for part in (blocks, features, whole, written)]
-        kin = self._ask_kin(*readable)[:, None] * reads[..., None, None, None]
+        kin = self.ask_kin(*readable)[:, None] * reads[..., None, None, None]
         for_code, for_z = self._split_kin(kin)
         reading = self.readout(blocks, features, beside=for_z, generator=generator)
         likelihood = self.log_likelihood(reading.readout, episode)
@@ -291,9 +291,9 @@ class KppBits(ReadsKin):
         detail = self.code(episode, blocks)
         whole = detail.is_stored.all(dim=-1)
         others = [part[:, rest].flatten(0, 1) for part in (detail.cut(blocks), features, whole)]
-        kin = self._ask_kin(others[0], others[1], others[2], torch.ones_like(others[2]))
+        kin = self.ask_kin(others[0], others[1], others[2], torch.ones_like(others[2]))
         count = torch.full((len(kin),), episode.shape[1] - 1, device=self.device)
-        terms = self._terms_beside(kin, count, episode.flatten(0, 1)[:, None])
+        terms = self.terms_beside(kin, count, episode.flatten(0, 1)[:, None])
         return terms.view(tuple(images.shape[:-3]))
 
     def permuted(self, images: Images, *, generator: Noise = None) -> ElboTerms:

@@ -38,7 +38,7 @@ class ReadsKin(Kpp):
 
     # Read kin
 
-    def _ask_kin(
+    def ask_kin(
         self, blocks: Blocks, features: FeatureMaps, whole: Known, held: Known
     ) -> Float[Tensor, "B maps Hq Wq"]:
         """Predict a new image from blocks: from the image of a block that stores all of it
@@ -51,34 +51,39 @@ class ReadsKin(Kpp):
         maps = self.config.code.maps
         return kin[:, :, :maps], kin[:, :, maps:]
 
-    def _read_kin(self, memory: Memory) -> Float[Tensor, "B maps Hq Wq"]:
-        """Predict a new image from the latest blocks of a memory."""
+    def _read_kin(self, memory: Memory, near: int | None = None) -> Float[Tensor, "B maps Hq Wq"]:
+        """Predict a new image from the latest blocks of a memory, or from that of a handle."""
         assert memory.detail is not None
         owners = memory.require_slots()
+        if near is not None:
+            memory.slots_of([near] * len(owners))  # refuses a handle that is not there
+            owners = owners.masked_fill(owners != near, -1)
         latest = owners.topk(min(MOST, owners.shape[1]), dim=1)
         cells, detail = latest.indices, memory.detail.at(latest.indices)
         pixels = detail.pixels.float().unflatten(-1, self.config.image)
         whole = detail.is_stored.all(dim=-1)
         blocks = self.placement.grid.read(memory.map, cells)
-        return self._ask_kin(blocks, self.encoder(pixels), whole, latest.values >= 0)
+        return self.ask_kin(blocks, self.encoder(pixels), whole, latest.values >= 0)
 
     # The bound
 
     def _terms_new(self, memory: Memory, episode: Episode) -> ElboTerms:
         """The terms of new images: a mixture over whether they are related to the stored ones."""
         count = (memory.require_slots() >= 0).sum(dim=1)
-        return self._terms_beside(self._read_kin(memory), count, episode)
+        return self.terms_beside(self._read_kin(memory), count, episode)
 
-    def _terms_beside(
+    def terms_beside(
         self, kin: Float[Tensor, "B maps Hq Wq"], count: Int[Tensor, " B"], episode: Episode
     ) -> ElboTerms:
         """The same, given the reader's output and how many blocks each memory holds."""
-        like = self.log_like(kin, episode)
-        nothing = torch.zeros(*episode.shape[:2], *self.writer.shape, device=self.device)
-        unlike = self._log_pixels(nothing, episode).sum(dim=-1)
-        score = mix_unlike(like, unlike, count)
+        score = mix_unlike(self.log_like(kin, episode), self.log_alone(episode), count)
         key = key_costs(count, torch.zeros_like(score, dtype=torch.bool))
         return ElboTerms(score, torch.zeros_like(score), key)
+
+    def log_alone(self, episode: Episode) -> Float[Tensor, "B T"]:
+        """ln p(x) of images given an empty memory."""
+        nothing = torch.zeros(*episode.shape[:2], *self.writer.shape, device=self.device)
+        return self._log_pixels(nothing, episode).sum(dim=-1)
 
     def log_like(
         self, kin: Float[Tensor, "B maps Hq Wq"], episode: Episode
@@ -91,15 +96,27 @@ class ReadsKin(Kpp):
     def independent_terms(
         self, images: Images, memory: Memory, *, generator: Noise = None
     ) -> ElboTerms:
-        """The bound of new images with pixels independent given z, where p(z | M, new) reads kin.
-        Whether an image is related to the stored ones is a part of y, and its cost is included. The
-        choice is made at posterior means, before anything is sampled, so the result is still a
-        bound."""
+        """The bound of new images with pixels independent given z, where p(z | M, new) reads
+        kin."""
         self.as_maps(memory, images)
         episode, batch = self.as_pixels(images), memory.as_batch()
-        features, count = self.encoder(episode), (batch.require_slots() >= 0).sum(dim=1)
+        count = (batch.require_slots() >= 0).sum(dim=1)
+        terms = self.independent_beside(self._read_kin(batch), count, episode, generator)
+        return terms if images.ndim == 5 else terms[0]
+
+    def independent_beside(
+        self,
+        kin: Float[Tensor, "B maps Hq Wq"],
+        count: Int[Tensor, " B"],
+        episode: Episode,
+        generator: Noise = None,
+    ) -> ElboTerms:
+        """The same, given the reader's output and how many blocks each memory holds. Whether an
+        image is related to the stored ones is a part of y, and its cost is included. The choice is
+        made at posterior means, before anything is sampled, so the result is still a bound."""
+        features = self.encoder(episode)
         nothing = torch.zeros(*episode.shape[:2], *self.writer.shape, device=self.device)
-        kin = self._read_kin(batch)[:, None].expand(-1, episode.shape[1], -1, -1, -1)
+        kin = kin[:, None].expand(-1, episode.shape[1], -1, -1, -1)
         means, found = [], []
         for beside in (None, self._split_kin(kin)[1]):
             key = new_costs(count, like=beside is not None).expand(episode.shape[:2])
@@ -109,8 +126,7 @@ class ReadsKin(Kpp):
                 score = self.log_likelihood(reading.readout, episode)
                 into.append(ElboTerms(score, reading.kl, key.to(score)))
         unlike = means[0].nll_nats <= means[1].nll_nats
-        terms = found[0].where(unlike, found[1])
-        return terms if images.ndim == 5 else terms[0]
+        return found[0].where(unlike, found[1])
 
     def _log_pixels(
         self, blocks: Blocks, episode: Episode, beside: KinMaps | None = None
@@ -128,21 +144,23 @@ class ReadsKin(Kpp):
         memory: Memory | None,
         num_samples: int,
         *,
-        near: Near | None = None,
+        near: Near | int | None = None,
         sample_pixels: bool = False,
         generator: Noise = None,
     ) -> Float[Tensor, "*B T C H W"]:
         """Make new images, related to the stored ones: sample z from p(z | M, new) and decode its
         expected pixels or, with `sample_pixels`, sample pixels one by one from the pixel code.
-        `near=(key, spread)` reads blocks at keys around one instead."""
+        `near=handle` makes images related to that one; `near=(key, spread)` reads blocks at keys
+        around one instead."""
         memory = self.require_memory(memory)
-        self.check_samples(num_samples, near)
+        is_handle = isinstance(near, int)
+        self.check_samples(num_samples, None if is_handle else near)
         self.as_maps(memory)
-        if near is not None:
+        if near is not None and not is_handle:
             return super().generate(
                 memory, num_samples, near=near, sample_pixels=sample_pixels, generator=generator
             )
-        kin = self._read_kin(memory.as_batch())[:, None]
+        kin = self._read_kin(memory.as_batch(), near)[:, None]
         for_code, for_z = self._split_kin(kin.expand(-1, num_samples, -1, -1, -1))
         if sample_pixels:
             nothing = torch.zeros(for_code.shape[:2].numel(), self.writer.size, device=self.device)

@@ -23,10 +23,11 @@ from kanerva.training.step import WARM, Form, Step, assemble
 
 
 def random_episodes(config: RunConfig, device: torch.device) -> TrainingEpisodes:
-    """Episodes of random bytes, enough for a few steps."""
+    """Episodes of random bytes, enough for a few steps; labels make episodes of one label."""
     shape = (4 * config.batch * config.episode_length, *config.model.image)
     pixels = torch.randint(0, 256, shape, dtype=torch.uint8, generator=stream("benchmark"))
-    return training_episodes(config, ImageSet("random", "train", pixels), device)
+    labels = torch.arange(len(pixels)) // config.episode_length
+    return training_episodes(config, ImageSet("random", "train", pixels, labels), device)
 
 
 def throughput(config: RunConfig, form: Form, fabric: Fabric, *, steps: int) -> dict[str, Any]:

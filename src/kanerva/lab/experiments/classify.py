@@ -15,43 +15,42 @@ from torch import Tensor
 from kanerva.data.omniglot import alphabets_of
 from kanerva.errors import UserError
 from kanerva.evaluation.report import columns
-from kanerva.lab.experiments.few_shot import Drawings, characters
+from kanerva.lab.experiments.few_shot import Drawings, Written, characters
 from kanerva.lab.experiments.measures import estimate
 from kanerva.lab.harness import About, Figures, Finding, Lab
 from kanerva.models.kpp_bits import KppBits
 
 TASKS = ((5, 1), (5, 5), (20, 1), (20, 5))  # characters to choose from, drawings of each
-AT_ONCE = 64  # characters whose drawings are written together
 AT_ONCE_SCORED = 6400  # pairs of memory and drawing that are scored together
+ONE_WAY, BOTH_WAYS, NEAREST = "kpp-bits", "both ways", "nearest"
 ALL, WITHIN = "all characters", "one alphabet"  # where the characters of a task come from
+WAYS = "both ways: scored also by how likely the written drawings are, given the one asked for"
 WANTED = {(5, 1): 0.88, (20, 1): 0.7}
 
 
-class Written:
-    """The blocks of all drawings, encoded once. Any set of them can then be read as a memory."""
+def score(
+    held: Written,
+    written: Int[Tensor, "tasks ways shots 2"],
+    targets: Int[Tensor, "tasks ways 2"],
+) -> dict[str, Float[Tensor, "tasks ways ways"]]:
+    """The scores of targets, one column each, in every memory, one row each.
 
-    def __init__(self, model: KppBits, drawings: Drawings) -> None:
-        self.model, self.drawings = model, drawings
-        blocks, features = [], []
-        for part in drawings.split(AT_ONCE):
-            features.append(model.encoder(part))
-            blocks.append(model.blocks(part, features[-1]))
-        self.blocks, self.features = torch.cat(blocks), torch.cat(features)
-
-    def score(
-        self, written: Int[Tensor, "tasks ways shots 2"], targets: Int[Tensor, "tasks ways 2"]
-    ) -> Float[Tensor, "tasks ways ways"]:
-        """ln p(target | memory, target is related to what is stored), one row per memory.
-
-        The last dimension of the indices is (character, drawing). The probability of being related
-        is the same for each memory, so it is left out.
-        """
-        model, at = self.model, written.flatten(0, 1).unbind(-1)
-        ways = written.shape[1]
-        every = torch.ones(at[0].shape, dtype=torch.bool, device=model.device)
-        kin = model._ask_kin(self.blocks[at], self.features[at], every, every)
-        images = self.drawings[targets.unbind(-1)].repeat_interleave(ways, dim=0)
-        return model.log_like(kin, images).unflatten(0, (-1, ways))
+    `one way` is ln p(target | memory, related to what is stored). The probability of being related
+    is the same for each memory, so it is left out. `both ways` adds ln p(drawings | memory of the
+    target alone) - ln p(drawings): the evidence that both show one character, predicted in the
+    other direction (as in Lake et al., 2015).
+    """
+    model, (ways, shots) = held.model, written.shape[1:3]
+    drawings = held.drawings
+    kin = held.read(written.flatten(0, 1))
+    asked = drawings[targets.unbind(-1)].repeat_interleave(ways, dim=0)
+    forth = model.log_like(kin, asked).unflatten(0, (-1, ways))
+    known = drawings[written.flatten(1, 2).unbind(-1)]  # (tasks, ways * shots, ...)
+    alone = model.log_alone(known)
+    kin = held.read(targets.flatten(0, 1)[:, None])
+    back = model.log_like(kin, known.repeat_interleave(ways, dim=0)).unflatten(0, (-1, ways))
+    gained = (back - alone[:, None]).unflatten(-1, (ways, shots)).mean(dim=-1)
+    return {ONE_WAY: forth, BOTH_WAYS: forth + gained.mT}
 
 
 def nearest(
@@ -101,16 +100,16 @@ def measure(
         for ways, shots in kinds:
             noise = lab.noise("classify", name, ways, shots)
             written, targets = deal(group, drawings.shape[1], (ways, shots), tasks, noise)
-            shares: dict[str, list[Tensor]] = {"kpp-bits": [], "nearest": []}
-            chunk = max(1, AT_ONCE_SCORED // ways**2)  # tasks scored together
+            shares: dict[str, list[Tensor]] = {by: [] for by in (ONE_WAY, BOTH_WAYS, NEAREST)}
+            chunk = max(1, AT_ONCE_SCORED // (ways**2 * shots))  # tasks scored together
             for pair in zip(written.split(chunk), targets.split(chunk), strict=True):
-                scores = {"kpp-bits": held.score(*pair), "nearest": nearest(drawings, *pair)}
+                scores = score(held, *pair) | {NEAREST: nearest(drawings, *pair)}
                 own = torch.arange(ways, device=drawings.device)
-                for by, score in scores.items():
-                    shares[by].append((score.argmax(dim=1) == own).double().mean(dim=1).cpu())
+                for by, values in scores.items():
+                    shares[by].append((values.argmax(dim=1) == own).double().mean(dim=1).cpu())
             found = {by: estimate(torch.cat(parts), "error") for by, parts in shares.items()}
             rows.append({"from": name, "ways": ways, "shots": shots, "tasks": tasks} | found)
-            lab.say(f"{ways} of {name}, {shots} drawings: {found['kpp-bits']['mean']:.1%}")
+            lab.say(f"{ways} of {name}, {shots} drawings: {found[ONE_WAY]['mean']:.1%}")
     return rows
 
 
@@ -131,9 +130,11 @@ def run(lab: Lab) -> Finding:
 
 def table(figures: Figures) -> list[str]:
     """A row for each kind of task."""
-    rows = [["chosen from", "characters", "drawings of each", "kpp-bits", "nearest by pixels"]]
+    by = [n for n in (ONE_WAY, BOTH_WAYS, NEAREST) if n in figures["rows"][0]]
+    titles = {NEAREST: "nearest by pixels"}
+    rows = [["chosen from", "characters", "drawings of each", *[titles.get(n, n) for n in by]]]
     for row in figures["rows"]:
-        cells = [f"{row[n]['mean']:.1%} ± {row[n]['error']:.1%}" for n in ("kpp-bits", "nearest")]
+        cells = [f"{row[n]['mean']:.1%} ± {row[n]['error']:.1%}" for n in by]
         rows.append([row["from"], str(row["ways"]), str(row["shots"]), *cells])
     tasks = figures["rows"][0]["tasks"]
     return [
@@ -141,6 +142,11 @@ def table(figures: Figures) -> list[str]:
         f"share of drawings given to their own character, ± standard error over {tasks} tasks; "
         f"{figures['characters']} characters",
         "of unseen alphabets, one further drawing of each asked for; pixels sampled once; one seed",
+        *(
+            ["both ways: and the written drawings, given the one asked for"]
+            if BOTH_WAYS in by
+            else []
+        ),
     ]
 
 
