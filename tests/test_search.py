@@ -9,8 +9,9 @@ import torch.nn.functional as F
 import kanerva.data
 from kanerva.errors import UserError
 from kanerva.memory.channels import Channel, Picture, corner_colour
-from kanerva.memory.evidence import Cue, Pictures, log_evidence, to_levels, to_logits
+from kanerva.memory.evidence import Cue, Pictures, to_levels, to_logits
 from kanerva.memory.ranking import Candidates, Features
+from kanerva.memory.scoring import Scorer, log_evidence
 from kanerva.memory.search import Held, Hit, Hits, search
 
 SHAPE = (1, 8, 8)
@@ -53,7 +54,7 @@ def test_a_score_is_the_sum_over_visible_pixels(channel: Channel):
     p = (1 - channel.hidden) * (keep * to_logits(pictures.levels).double().sigmoid() + salt)
     terms = torch.where(cue == 1, p.log(), (1 - p).log())
     expected = (terms * observed).sum(dim=(1, 2, 3)).float()
-    score = Cue.of(cue, observed, channel, 0, True).log_evidence(pictures)
+    score = log_evidence(Cue.of(cue, observed, channel, 0, True), pictures)
     torch.testing.assert_close(score, expected, rtol=1e-4, atol=1e-3)
 
 
@@ -65,7 +66,7 @@ def test_without_noise_a_score_is_an_inner_product():
     vectors = torch.cat([logits, F.logsigmoid(-logits)], dim=1)
     seen = observed.float().flatten()
     product = vectors @ torch.cat([cue.flatten() * seen, seen])
-    score = Cue.of(cue, observed, "none", 0, True).log_evidence(pictures)
+    score = log_evidence(Cue.of(cue, observed, "none", 0, True), pictures)
     torch.testing.assert_close(score, product, rtol=1e-4, atol=1e-3)
 
 
@@ -76,7 +77,7 @@ def test_a_score_under_gaussian_noise_is_the_sum_over_pixels():
     densities = [torch.distributions.Normal(b, 0.7).log_prob(cue).exp() for b in (0.0, 1.0)]
     expected = ((1 - p) * densities[0] + p * densities[1]).log().sum(dim=(1, 2, 3)).float()
     everything = torch.ones(8, 8, dtype=torch.bool)
-    score = Cue.of(cue, everything, Channel(gaussian=0.7), 0, True).log_evidence(pictures)
+    score = log_evidence(Cue.of(cue, everything, Channel(gaussian=0.7), 0, True), pictures)
     torch.testing.assert_close(score, expected, rtol=0, atol=0.8)
 
 
@@ -85,11 +86,11 @@ def test_unknown_strength_is_averaged_over():
     whole = torch.ones(8, 8, dtype=torch.bool)
     unknown = Cue.of(cue, whole, "salt_pepper", 0, True)
     each = torch.stack(
-        [Cue.of(cue, whole, c, 0, True).log_evidence(pictures) for c in unknown.channels]
+        [log_evidence(Cue.of(cue, whole, c, 0, True), pictures) for c in unknown.channels]
     )
     prior = torch.tensor([c.chance for c in unknown.channels])
     expected = (each + (prior / prior.sum()).log()[:, None]).logsumexp(0)
-    torch.testing.assert_close(unknown.log_evidence(pictures), expected)
+    torch.testing.assert_close(log_evidence(unknown, pictures), expected)
 
 
 def test_queries_for_every_mask_are_one_product_and_sums_over_bands():
@@ -113,12 +114,66 @@ def test_queries_for_every_mask_are_one_product_and_sums_over_bands():
 def test_many_cues_score_as_each_alone():
     pictures, owner = random_pictures(600), torch.arange(600) % 3
     cues = [Cue.of(pictures.means[n].round() * (n > 1), None, None, 0, True) for n in range(3)]
-    together = log_evidence(cues, pictures, owner)
+    together = Scorer(cues)(pictures, owner)
     soft = pictures.blurred(owner)
     for n, cue in enumerate(cues):
         mine = pictures[owner.eq(n).nonzero()[:, 0]]
-        torch.testing.assert_close(together[owner == n], cue.log_evidence(mine))
+        torch.testing.assert_close(together[owner == n], log_evidence(cue, mine))
         assert torch.equal(soft.levels[owner == n], mine.blurred().levels)
+
+
+def summed(cue: Cue, pictures: Pictures) -> torch.Tensor:
+    """ln p(cue | picture) in double precision: a sum over pixels for every mask and channel."""
+    p = to_logits(pictures.levels).double()
+    table = cue.seen.log_table(cue.channels, p.flatten()).view(len(cue.channels), 2, *p.shape)
+    scores = torch.where(cue.seen.codes == 1, table[:, 1], table[:, 0])
+    prior = torch.tensor([channel.chance for channel in cue.channels], dtype=torch.float64)
+    prior = (prior / prior.sum()).log()[:, None]
+    each = [(scores * mask).sum(dim=(2, 3, 4)) + prior for mask in cue.masks]
+    chances = cue.chances.double().log()
+    return torch.stack([e.logsumexp(0) + c for e, c in zip(each, chances, strict=True)]).logsumexp(
+        0
+    )
+
+
+@pytest.mark.parametrize("damage", ["none", "hidden", "window", "scattered", "salt & pepper"])
+@pytest.mark.parametrize("given", [False, True])
+def test_the_quick_score_is_the_slow_sum_over_masks_and_channels(damage: str, given: bool):
+    """The table is factored, one histogram serves all masks, and small terms are dropped: together
+    less than 0.001 nats, so less than 0.001 in any probability. Cues of one batch have different
+    masks."""
+    images = kanerva.data.load("glyphs", "test").images[:60]
+    pictures = Pictures(to_levels(torch.where(images > 127, 9.0, -14.0)), binary=True)
+    noise = torch.Generator().manual_seed(4)
+    seen, x = torch.ones(28, 28), pictures.means[:8].round()
+    if damage == "hidden":
+        seen[14:] = 0
+    elif damage == "window":
+        seen[:9] = seen[17:] = seen[:, :9] = seen[:, 20:] = 0
+    elif damage == "scattered":
+        seen = (torch.rand(28, 28, generator=noise) < 0.3).float()
+    elif damage == "salt & pepper":
+        x = torch.where(torch.rand(x.shape, generator=noise) < 0.5, 1 - x, x)
+    cues = [Cue.of(one * seen, seen.bool() if given else None, None, 0, True) for one in x]
+    cues += [] if given else [Cue.of(pictures.means[9].round(), None, None, 0, True)]
+    owner = torch.arange(len(pictures)) % len(cues)
+    for held in (pictures, pictures.blurred(owner)):
+        quick = Scorer(cues)(held, owner).double()
+        slow = torch.cat([summed(cues[o], held[torch.tensor([n])]) for n, o in enumerate(owner)])
+        torch.testing.assert_close(quick, slow, rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("noisy", [False, True])
+def test_a_picture_that_is_not_moved_scores_the_same_if_cues_may_be(noisy: bool):
+    pictures = random_pictures(30)
+    cue = pictures.means[3].round()
+    cue[:, 5:] = 0
+    cue = cue + 0.5 * torch.randn(SHAPE) if noisy else cue
+    still, moving = (Cue.of(cue, None, None, shifts, True) for shifts in (0, 2))
+    expected = log_evidence(still, pictures)
+    torch.testing.assert_close(log_evidence(moving, pictures), expected)
+    zeros = torch.zeros(30, dtype=torch.long)
+    torch.testing.assert_close(log_evidence(moving, pictures, zeros), expected)
 
 
 def test_probabilities_follow_from_bayes_rule():
@@ -128,8 +183,8 @@ def test_probabilities_follow_from_bayes_rule():
     log_none = -300.0
     hits = find(pictures, cue, log_none, observed=whole, noise="salt_pepper", k=6, prior_none=0.3)
     one = Cue.of(cue, whole, "salt_pepper", 0, True)
-    joint = one.log_evidence(pictures).double() + math.log(0.7 / 6)
-    kin = one.log_evidence(pictures.blurred()).logsumexp(0).double() - math.log(6)
+    joint = log_evidence(one, pictures).double() + math.log(0.7 / 6)
+    kin = log_evidence(one, pictures.blurred()).logsumexp(0).double() - math.log(6)
     none = torch.logaddexp(kin, kin.new_tensor(log_none)) + math.log(0.3 / 2)
     total = torch.cat([joint, none[None]]).logsumexp(0)
     expected = {100 + n: math.exp(joint[n] - total) for n in range(6)}
@@ -211,7 +266,7 @@ def test_an_answer_is_as_sure_as_if_everything_had_been_scored():
     for n in range(24):
         seen = torch.rand(images.shape[1:], generator=noise) < 0.04
         cue = pictures.means[n].round() * seen
-        exact = Cue.of(cue, None, None, 0, True).log_evidence(pictures).softmax(0).max()
+        exact = log_evidence(Cue.of(cue, None, None, 0, True), pictures).softmax(0).max()
         gaps.append(find(pictures, cue, prior_none=0.0)[0].probability - float(exact))
     assert max(map(abs, gaps)) < 0.1
 
@@ -236,7 +291,7 @@ def test_an_eight_bit_score_is_the_sum_over_pixels():
     cue = (pictures.means[3] + 0.1 * torch.randn(1, 8, 8)).clamp(0.01, 0.99)  # nothing was cut off
     normal = torch.distributions.Normal(pictures.means, 0.3)
     expected = (normal.log_prob(cue) - math.log(255)).sum(dim=(1, 2, 3))
-    score = Cue.of(cue, whole, Channel(gaussian=0.3), 0, False).log_evidence(pictures)
+    score = log_evidence(Cue.of(cue, whole, Channel(gaussian=0.3), 0, False), pictures)
     torch.testing.assert_close(score, expected, rtol=0.02, atol=1.0)
 
 
@@ -259,7 +314,7 @@ def test_an_eight_bit_score_under_folded_noise_is_the_sum_over_pixels(std: float
     white = 1 - normal.cdf(1 - mean) + normal.cdf(-1 - mean)
     expected = torch.where(cue == 1, white, inside).log().sum(dim=(1, 2, 3)).float()
     channel = Channel(gaussian=std, folded=True)
-    score = Cue.of(cue, whole, channel, 0, False).log_evidence(pictures)
+    score = log_evidence(Cue.of(cue, whole, channel, 0, False), pictures)
     torch.testing.assert_close(score - score.max(), expected - expected.max(), rtol=0, atol=1.5)
     assert int(score.argmax()) == 4
 
@@ -273,7 +328,7 @@ def test_an_eight_bit_score_under_clipped_noise_is_the_sum_over_pixels():
     p = torch.where(
         cue == 1, normal.cdf(mean - 1), torch.where(cue == 0, normal.cdf(-mean), inside)
     )
-    score = Cue.of(cue, whole, Channel(gaussian=0.5), 0, False).log_evidence(pictures)
+    score = log_evidence(Cue.of(cue, whole, Channel(gaussian=0.5), 0, False), pictures)
     expected = p.log().sum(dim=(1, 2, 3)).float()
     torch.testing.assert_close(score, expected, rtol=0.003, atol=3.0)
 

@@ -130,10 +130,10 @@ class Seen:
     def of(cls, cue: Picture, visible: Mask) -> "Seen":
         """Quantise a cue. Values other than 0 and 1 are put into bins. If a cue lies within [0, 1]
         but is not binary, its noise was clipped to that range or, if no pixel is 0, folded."""
-        shown = cue[:, visible]
         codes = (cue == 1).long()
-        if bool(((shown == 0) | (shown == 1)).all()):
+        if bool(((cue == 0) | (cue == 1) | ~visible).all()):
             return cls(codes, cue.new_tensor([0.0, 1.0]), "binary")
+        shown = cue[:, visible]
         low, high = shown.min(), shown.max()
         inside = bool((low >= 0) & (high <= 1))
         kind = "plain" if not inside else "clipped" if bool((shown == 0).any()) else "folded"
@@ -226,10 +226,10 @@ def possible_masks(
     alone, or one for each box."""
     if observed is not None:
         return observed[None], cue.new_ones(1)
-    masks = torch.zeros(len(boxes), *cue.shape[1:], dtype=torch.bool, device=cue.device)
-    for mask, (top, bottom, left, right) in zip(masks, boxes, strict=True):
-        mask[top:bottom, left:right] = True
-    return masks, cue.new_tensor(list(boxes.values()))
+    top, bottom, left, right = torch.tensor(list(boxes), device=cue.device).T[:, :, None]
+    down, across = (torch.arange(size, device=cue.device) for size in cue.shape[1:])
+    rows, columns = (top <= down) & (down < bottom), (left <= across) & (across < right)
+    return rows[:, :, None] & columns[:, None], cue.new_tensor(list(boxes.values()))
 
 
 def possible_shifts(shifts: int) -> list[tuple[int, int]]:

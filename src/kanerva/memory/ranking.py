@@ -1,8 +1,9 @@
 """Candidates: the pictures that have the largest inner products with a cue's queries.
 
-If no mask is given, a cue has one query for each mask that it may have had. For a binary cue, the
-inner products of these queries differ only by the sum of the picture over a band at an edge. These
-sums are cached, so that one product and a few additions replace a product for each mask.
+If no mask is given, a cue has one query for each mask that it may have had. For a binary cue x, all
+of them have the same inner product with x, and differ only by the sum of the picture over a band at
+an edge. These sums are cached, so that one product and a few additions replace a product for each
+mask. Pixels before the first and after the last that any query uses are not multiplied.
 """
 
 from collections.abc import Sequence
@@ -10,11 +11,14 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from kanerva.memory.channels import Box
 from kanerva.memory.evidence import FAINT, Cue
+
+_CUES = 16  # cues whose sums are ranked at once: more of them would not fit into a cache
 
 
 @dataclass(frozen=True)
@@ -25,12 +29,17 @@ class Features:
     image: tuple[int, int, int]
 
     @cached_property
-    def edges(self) -> tuple[Float[Tensor, "rows N"], Float[Tensor, "columns N"]]:
-        """Sums of each picture over its first 0, 1, .. H rows, and first 0, 1, .. W columns."""
+    def bands(self) -> Float[Tensor, "rows N"]:
+        """What is added to twice the inner product of a picture with x (`_with_bands`): minus its
+        sum without its first 0, 1, .. H rows; minus the sum of these rows; both for columns; then a
+        multiple of its whole sum for each weight of `FAINT`."""
         each = self.vectors.view(len(self.vectors), *self.image).sum(dim=1)
-        sums = [each.sum(dim=2).T.cumsum(dim=0), each.sum(dim=1).T.cumsum(dim=0)]
-        down, across = (torch.cat([s.new_zeros(1, s.shape[1]), s]) for s in sums)
-        return down, across
+        parts = []
+        for sums in (each.sum(dim=2), each.sum(dim=1)):
+            first = F.pad(sums.cumsum(dim=1), (1, 0)).T
+            parts += [first - first[-1], -first]
+        whole = each.sum(dim=(1, 2))
+        return torch.cat([*parts, *(whole[None] * (2 * f / (1 - f)) for f in FAINT)])
 
 
 @dataclass(frozen=True)
@@ -49,45 +58,63 @@ class Candidates:
             every = torch.arange(number * shifts, device=vectors.device)
             return [cls(every % number, every // number)] * len(cues)
         if shifts == 1 and all(cue.has_bands for cue in cues):
-            products = _with_bands(cues, features)
-        else:
-            queries = [cue.queries() for cue in cues]
-            each = _multiply(torch.cat(queries).flatten(0, 1), vectors)
-            products = list(each.view(-1, shifts * number).split([len(q) for q in queries]))
-        best = torch.cat(products).topk(count, dim=1).indices
-        found = [one.unique() for one in best.split([len(one) for one in products])]
+            return [
+                cls(rows, torch.zeros_like(rows)) for rows in _with_bands(cues, features, count)
+            ]
+        queries = [cue.queries() for cue in cues]
+        products = _multiply(torch.cat(queries).flatten(0, 1), vectors).view(-1, shifts * number)
+        best = products.topk(count, dim=1).indices.split([len(query) for query in queries])
+        found = [one.unique() for one in best]
         return [cls(one % number, one // number) for one in found]
 
 
-def _with_bands(cues: Sequence[Cue], features: Features) -> list[Float[Tensor, "groups N"]]:
-    """Inner products with `Cue.queries`. The query (2 x - 1) restricted to a mask has the inner
-    product of the whole query, plus the sum of the picture over the masked band: there x is 0."""
-    down, across = features.edges
-    queries = [2 * cue.picture.flatten() - 1 for cue in cues]
-    # the last box is cut at several sides: its query gets a product of its own
+def _with_bands(cues: Sequence[Cue], features: Features, count: int) -> list[Int[Tensor, " K"]]:
+    """The `count` rows with the largest inner products with each of `Cue.queries`. With x = 0 in a
+    masked band, the query (2 x - 1) restricted to a mask gives twice the product with x, minus the
+    sum over the mask. The query x + f (1 - x) of `FAINT` is 2 x + 2 f / (1 - f), up to a factor."""
+    height, width = features.image[1:]
+    starts = 0, height + 1, 2 * height + 2, 2 * height + width + 3  # in `bands`, of the four sides
+    faint = [2 * height + 2 * width + 4 + n for n in range(len(FAINT))]
+    pictures = [cue.picture.flatten() for cue in cues]
+    # the last box may be cut at several sides: then its query gets a product of its own
     inside = [n for n, cue in enumerate(cues) if len(_cut(cue.boxes[-1], features.image)) > 1]
-    queries += [queries[n] * cues[n].masks[-1].flatten() for n in inside]
+    queries = pictures + [(pictures[n] - 0.5) * cues[n].masks[-1].flatten() for n in inside]
     products = _multiply(torch.stack(queries), features.vectors)
     boxed = dict(zip(inside, products[len(cues) :], strict=True))
-    found = []
-    for n, (cue, whole) in enumerate(zip(cues, products[: len(cues)], strict=True)):
-        groups = [whole * ((1 - f) / 2) + down[-1] * ((1 + f) / 2) for f in FAINT]
-        for box in cue.boxes:
-            top, bottom, left, right = box
-            bands = [down[top], down[-1] - down[bottom], across[left], across[-1] - across[right]]
-            cut = _cut(box, features.image)
-            groups.append(boxed[n] if len(cut) > 1 else whole + bands[cut[0]] if cut else whole)
-        found.append(torch.stack(groups))
+    most = len(FAINT) + max(len(cue.boxes) for cue in cues)
+    sums = products.new_empty(min(_CUES, len(cues)) * most, len(features.vectors))
+    found, sizes = [], []
+    for n, cue in enumerate(cues):
+        rows = faint.copy()
+        for box in cue.boxes[: len(cue.boxes) - (n in boxed)]:
+            side = (*_cut(box, features.image), 0)[0]  # the whole cue: a band of no rows
+            rows.append(starts[side] + box[side])
+        own = sums[sum(sizes) :]
+        for row, group in zip(rows, own[: len(rows)], strict=True):
+            torch.add(features.bands[row], products[n], alpha=2, out=group)
+        if n in boxed:
+            own[len(rows)] = boxed[n]
+        sizes.append(len(rows) + (n in boxed))
+        if len(sizes) == _CUES or n == len(cues) - 1:
+            best = sums[: sum(sizes)].topk(count, dim=1).indices
+            found += [one.unique() for one in best.split(sizes)]
+            sizes = []
     return found
 
 
 def _multiply(
     queries: Float[Tensor, "queries features"], vectors: Float[Tensor, "N features"]
 ) -> Float[Tensor, "queries N"]:
-    """queries @ vectors.T, transposed for few queries: the vectors are then read once, in order."""
-    if len(queries) <= 8:
+    """queries @ vectors.T, without the pixels that no query uses at the start and at the end. A few
+    queries that use most pixels are multiplied in the other order: the vectors are then read once,
+    without gaps."""
+    used = queries.any(dim=0).nonzero()
+    if not len(used):
+        return queries.new_zeros(len(queries), len(vectors))
+    first, end = int(used[0]), int(used[-1]) + 1
+    if len(queries) <= 8 and 2 * (end - first) > queries.shape[1]:
         return (vectors @ queries.T).T.contiguous()
-    return queries @ vectors.T
+    return queries[:, first:end] @ vectors[:, first:end].T
 
 
 def _cut(box: Box, image: tuple[int, int, int]) -> list[int]:

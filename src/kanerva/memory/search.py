@@ -4,7 +4,7 @@
     P(none | cue) = p(cue | none) prior_none  /  p(cue)
 
 p(cue | .) is summed over every channel, mask and shift that the cue may have gone through
-(`channels.py`, `evidence.py`). p(cue | none) is an equal mixture of two densities: the model's own,
+(`channels.py`, `scoring.py`). p(cue | none) is an equal mixture of two densities: the model's own,
 and a kernel density over blurred stored pictures, for images that are similar to a stored one but
 not stored. The model's density is slow, so it is computed only if the kernel density alone does not
 decide.
@@ -26,8 +26,9 @@ from torch import Tensor
 
 from kanerva.errors import UserError
 from kanerva.memory.channels import Picture
-from kanerva.memory.evidence import Cue, Pictures, log_evidence
+from kanerva.memory.evidence import Cue, Pictures
 from kanerva.memory.ranking import Candidates
+from kanerva.memory.scoring import Scorer
 
 _PRODUCTS, _CUES = 16_000_000, 64  # inner products, and cues, per batch
 _BLURRED = 4096  # pictures blurred at once
@@ -206,13 +207,14 @@ def _score(cues: Sequence[Cue], held: Held, count: int, kernels: bool) -> list[_
         torch.arange(len(cues), device=device), torch.tensor(sizes, device=device)
     )
     moves = shifts if len(cues[0].shifts) > 1 else None
-    score = log_evidence(cues, pictures, owner, moves)
+    scorer = Scorer(cues)
+    score = scorer(pictures, owner, moves)
     kernel = score.new_full(score.shape, -torch.inf)
     if kernels:  # in batches: blurring needs the pictures as floats
-        loose = [cue.loose for cue in cues]
+        loose = scorer if cues[0].binary else Scorer([cue.loose for cue in cues])
         for part in torch.arange(len(owner), device=device).split(_BLURRED):
             soft, mine = pictures[part].blurred(owner[part]), owner[part]
-            kernel[part] = log_evidence(loose, soft, mine, None if moves is None else moves[part])
+            kernel[part] = loose(soft, mine, None if moves is None else moves[part])
     pairs = held.count * len(cues[0].shifts)
     ends = np.cumsum(sizes)
     parts = [

@@ -20,9 +20,10 @@ from torch import Tensor
 from kanerva.errors import UserError
 from kanerva.memory.channels import Noise
 from kanerva.memory.detail import Detail
-from kanerva.memory.evidence import Cue, Pictures, log_evidence, to_levels
+from kanerva.memory.evidence import Cue, Pictures, to_levels
 from kanerva.memory.heap import Memory
 from kanerva.memory.ranking import Candidates, Features
+from kanerva.memory.scoring import Scorer, log_evidence
 from kanerva.memory.search import Held, Hits, Named, search
 from kanerva.models.content import cached, decode_held, put_stored
 from kanerva.seeding import stream
@@ -129,9 +130,9 @@ def log_none(model: "Kpp", cues: Sequence[Cue], guesses: Float[Tensor, "n C H W"
     weights = (reading.log_prior - reading.log_posterior)[0]
     samples = as_pictures(model, model.decoder(reading.readout))
     owner = torch.arange(len(cues), device=model.device).repeat_interleave(2 * ENCODED)
-    encoded = (log_evidence(cues, samples, owner) + weights).view(len(cues), 2, ENCODED)
+    encoded = (Scorer(cues)(samples, owner) + weights).view(len(cues), 2, ENCODED)
     by_encoded = encoded.logsumexp(2).amax(dim=1) - math.log(ENCODED)
-    by_generic = torch.stack([cue.log_evidence(generic).logsumexp(0) for cue in cues])
+    by_generic = torch.stack([log_evidence(cue, generic).logsumexp(0) for cue in cues])
     return torch.maximum(by_encoded, by_generic - math.log(GENERIC)).tolist()
 
 

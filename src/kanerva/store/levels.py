@@ -85,12 +85,9 @@ class LevelsFile:
         """Read the pictures of stored ids. Rows whose checksum does not match come from `mend`,
         which decodes their blocks."""
         rows = self._get(ids)
-        sums = rows[:, self.size :].copy().view("<u4")[:, 0]
-        bad = [
-            n
-            for n, id in enumerate(ids)
-            if zlib.crc32(rows[n, : self.size].tobytes(), int(id)) != sums[n]
-        ]
+        sums = rows[:, self.size :].copy().view("<u4")[:, 0].tolist()
+        pairs = enumerate(zip(ids.tolist(), sums, strict=True))
+        bad = [n for n, (id, sum) in pairs if zlib.crc32(rows[n, : self.size].data, id) != sum]
         if bad:
             made = mend([int(ids[n]) for n in bad])
             rows[bad, : self.size] = made.reshape(len(bad), self.size)
@@ -102,10 +99,11 @@ class LevelsFile:
         rows = np.zeros((len(ids), self.width), dtype=np.uint8)
         if not len(ids):
             return rows
-        starts = np.flatnonzero(np.diff(ids, prepend=-1) != 1).tolist()
+        starts = np.flatnonzero(np.diff(ids, prepend=-1) != 1)
+        places = (_HEADER + (ids[starts] - 1) * self.width).tolist()
+        edges, data = [*(starts * self.width).tolist(), rows.size], rows.reshape(-1).data
         with suppress(OSError), open_regular(self.path) as file:  # missing rows are mended
-            for start, end in zip(starts, [*starts[1:], len(ids)], strict=True):
-                place = _HEADER + (int(ids[start]) - 1) * self.width
-                data = os.pread(file.fileno(), (end - start) * self.width, place)
-                rows[start:end].reshape(-1)[: len(data)] = np.frombuffer(data, dtype=np.uint8)
+            handle = file.fileno()
+            for place, start, end in zip(places, edges, edges[1:], strict=False):
+                os.preadv(handle, [data[start:end]], place)
         return rows

@@ -24,6 +24,7 @@ from kanerva.lab.experiments.damage import box, find_all, percent
 from kanerva.lab.experiments.deformed import CHUNK, deformed_chunk
 from kanerva.lab.harness import About, Figures, Finding, Lab, Pixels
 from kanerva.memory.ranking import Candidates, Features
+from kanerva.memory.scoring import log_evidence
 from kanerva.models.finding import as_cues
 from kanerva.shapes import Pixels as Bytes
 from kanerva.store.store import Store
@@ -113,7 +114,7 @@ def exact_search(store: Store, images: Pixels) -> tuple[list[int], Figures]:
         ranked = Candidates.rank(cues, Features(pictures.features, store.model.config.image), 24)
         for n, (cue, one) in enumerate(zip(cues, ranked, strict=True)):
             best[n] = np.concatenate([best[n], part[one.rows.numpy()]])
-            scores[n] = torch.cat([scores[n], cue.log_evidence(pictures[one.rows])])
+            scores[n] = torch.cat([scores[n], log_evidence(cue, pictures[one.rows])])
     spent = time.perf_counter() - begin, time.process_time() - work
     winners = [int(b[int(s.argmax())]) for b, s in zip(best, scores, strict=True)]
     return winners, {"batched_cpu_ms": 1e3 * spent[1] / len(cues), "wall_s": spent[0]}
