@@ -4,11 +4,13 @@ import importlib.util
 from pathlib import Path
 from types import ModuleType
 
+import pytest
 from PIL import Image
 
 from kanerva.cli import main
 
 FOLDER = Path(__file__).parents[1] / "examples"
+SHARED = Path(__file__).parents[2] / "shared" / "data"
 
 
 def example(name: str) -> ModuleType:
@@ -46,6 +48,15 @@ def test_fewer_bits(tmp_path: Path):
     assert bits == sorted(bits, reverse=True) and bits[0] > 110 and 10 < bits[-1] < 17
     with Image.open(picture) as image:
         assert image.height > 500
+
+
+@pytest.mark.skipif(not (SHARED / "omniglot").is_dir(), reason="no Omniglot here")
+def test_dreams(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("KANERVA_DATA", str(SHARED))
+    picture = tmp_path / "dreams.png"
+    example("dreams").main(str(picture))
+    with Image.open(picture) as image:
+        assert image.height > 300
 
 
 def test_every_example_has_a_test():
