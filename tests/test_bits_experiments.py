@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from kanerva import Memory
 from kanerva.evaluation.frechet import train_feature_extractor
 from kanerva.lab.experiments import classify, few_shot, files, gist, new_drawings
 from kanerva.lab.harness import Lab
@@ -54,8 +55,21 @@ def test_both_codes_stay_near_their_caps_and_store_more_with_more_bits(
     assert found.figures["noise"] == pytest.approx(0.1)
     assert all(abs(row[c]["rmse_grey"] - row[c]["rmse"]) <= 0.1 for row in rows for c in CODES)
     assert "of the mean picture" in gist.verdict(found.figures)
+    alone = found.figures["alone"]
+    assert alone["prefix"]["bits"] >= alone["gist"]["bits"] > 0
+    assert "without any pixel" in gist.verdict(found.figures)
+    memory = model.with_capacity(16).write(images)
+    assert alone["gist"]["rmse"] == pytest.approx(picture_of_gists(model, memory, images), abs=1e-5)
+    del found.figures["alone"]
     del found.figures["noise"]  # as in earlier records
     assert "grey" not in gist.verdict(found.figures)
+
+
+def picture_of_gists(model: KppBits, memory: Memory, images: Tensor) -> float:
+    """RMSE of what p(z | M, y) shows at its mean, of each image at its handle."""
+    large = model.with_capacity(16)
+    shown = large.likelihood.mean(large.decoder(large.read(memory, handles=range(16)).mean))[0]
+    return float((shown - images).square().mean().sqrt())
 
 
 @torch.no_grad()

@@ -234,7 +234,7 @@ def test_the_command_says_that_a_store_replays(tmp_path: Path, capsys):
 
 
 def test_a_memory_is_read_by_its_own_model_only(model: Kpp, images: torch.Tensor, tmp_path: Path):
-    memory, other = model.write(images), kanerva.load("omniglot")
+    memory, other = model.write(images), kanerva.load("omniglot-1")  # blocks of the same shape
     memory.save(tmp_path / "memory.safetensors")
     loaded = Memory.load(tmp_path / "memory.safetensors")
     assert loaded.writer == memory.writer == model.fingerprint() != other.fingerprint()

@@ -24,7 +24,8 @@ from kanerva.evaluation.report import columns
 from kanerva.lab.experiments.measures import estimate
 from kanerva.lab.harness import About, Figures, Finding, Lab
 from kanerva.memory.detail import ALL, Detail
-from kanerva.memory.fixed_point import TOTAL
+from kanerva.memory.fixed_point import BIT, TOTAL
+from kanerva.memory.heap import Memory
 from kanerva.models.kpp_bits import KppBits
 from kanerva.pictures import sheet
 
@@ -34,6 +35,7 @@ COMPLETIONS = 16  # samples of the pixels that are not stored, without a gist
 SHOWN = 12
 AT_ONCE = 512  # completions made together
 ENOUGH = 0.98  # share of images that a gist should find
+HALF = 0.5  # its picture should be off by less than this share of the prefix-only code's
 
 Images = Float[Tensor, "N 1 H W"]
 
@@ -94,9 +96,13 @@ def complete(
 
 def sketch(model: KppBits, detail: Detail, blocks: Tensor) -> Float[Tensor, "N n"]:
     """Stored pixels, and what the gist predicts for the others."""
+    return torch.where(detail.is_stored, detail.pixels.float(), expect(model, blocks))
+
+
+def expect(model: KppBits, blocks: Tensor) -> Float[Tensor, "N n"]:
+    """The pixels that gists predict."""
     output = model.decoder(model.readout(blocks[None], sample=False).readout)
-    means = model.likelihood.mean(output)[0].flatten(1)
-    return torch.where(detail.is_stored, detail.pixels.float(), means)
+    return model.likelihood.mean(output)[0].flatten(1)
 
 
 def rmse(pictures: Float[Tensor, "N n"], images: Images) -> float:
@@ -162,6 +168,7 @@ def measure(lab: Lab, model: KppBits, images: Images, grey: Images) -> Finding:
             (f"pixels only, {bits['prefix']} bits: their mean", means[:SHOWN].unflatten(1, shape)),
             ("and one of them", one[:SHOWN].unflatten(1, shape)),
         ]
+    alone = compare_alone(large, written, images, grey, noise)
     held = written.shrink(bits=FOUND)
     found = {}
     for name, seen in halves(images.shape[2], images.shape[3], lab.noise("halves")).items():
@@ -170,9 +177,30 @@ def measure(lab: Lab, model: KppBits, images: Images, grey: Images) -> Finding:
         right = [len(h) > 0 and h[0].id == t for h, t in zip(hits, held.handles, strict=True)]
         found[name] = sum(right) / count
     figures: Figures = {"images": count, "rows": rows, "found": found, "found_cap": FOUND}
+    figures["alone"] = alone
     figures["noise"] = rmse(grey.flatten(1), images)
     figures["key"] = float(large.elbo(images, written, handles=written.handles).key_kl.mean())
     return Finding(figures, table(figures), sheet(pictures, SHOWN))
+
+
+def compare_alone(
+    model: KppBits, written: Memory, images: Images, grey: Images, noise: torch.Generator
+) -> dict[str, dict[str, float]]:
+    """The picture of a gist without any pixel, and that of the prefix-only code with no fewer
+    bits."""
+    assert written.detail is not None
+    detail = written.detail.apply(lambda part: part[written.cells])
+    bits = float(detail.gist_costs.sum(dim=-1).double().mean()) / BIT
+    blocks = model.placement.grid.read(written.map[None], written.cells[None])[0]
+    prefix = cap_prefix(model, images, math.ceil(bits))
+    pictures = {
+        "gist": (bits, expect(model, blocks)),
+        "prefix": (float(prefix.bits.mean()), complete(model, prefix, noise)[0]),
+    }
+    return {
+        name: {"bits": bits, "rmse": rmse(made, images), "rmse_grey": rmse(made, grey)}
+        for name, (bits, made) in pictures.items()
+    }
 
 
 def table(figures: Figures) -> list[str]:
@@ -197,8 +225,21 @@ def table(figures: Figures) -> list[str]:
         f"{figures['noise']:.3f}. The prefix-only code's picture is",
         "the mean of several completions of what is not stored; rmse of one: one of them. "
         f"{figures['images']} images, one seed",
+        *describe_alone(figures),
         f"found by gist at {figures['found_cap']} bits among {figures['images']}, mask given: "
         f"{found}",
+    ]
+
+
+def describe_alone(figures: Figures) -> list[str]:
+    """A line on the gist without pixels; none for an older record."""
+    if "alone" not in figures:
+        return []
+    gist, prefix = (figures["alone"][name] for name in ("gist", "prefix"))
+    return [
+        f"the gist without any pixel, {gist['bits']:.1f} bits: rmse {gist['rmse']:.3f}, grey "
+        f"{gist['rmse_grey']:.3f}; the prefix-only code, {prefix['bits']:.1f} bits: "
+        f"{prefix['rmse']:.3f}, {prefix['rmse_grey']:.3f}"
     ]
 
 
@@ -219,6 +260,14 @@ def verdict(figures: Figures) -> str:
             f"The grey image itself is off by {figures['noise']:.3f}. From that the gist's picture "
             f"is off by {gist['rmse_grey']:.3f}, {gist['rmse_grey'] / prefix['rmse_grey']:.2f} of "
             "the mean picture of pixels alone."
+        )
+    if "alone" in figures:
+        gist, prefix = (figures["alone"][name] for name in ("gist", "prefix"))
+        share = gist["rmse_grey"] / prefix["rmse_grey"]
+        said.append(
+            f"The gist without any pixel ({gist['bits']:.0f} bits) is off by "
+            f"{gist['rmse_grey']:.3f} from the grey image, {share:.2f} of the prefix-only code's, "
+            f"{'below' if share < HALF else 'not below'} half."
         )
     return " ".join(said)
 
