@@ -129,22 +129,11 @@ def mix_episodes(
 def memories(
     model: MemoryModel, written: Drawings, counts: list[int], noise: Noise
 ) -> Iterator[tuple[int, Memory | None]]:
-    """Yield an empty memory, then for each count a memory of each row's first `count` drawings.
-
-    If blocks can be freed, all drawings are written once and the last ones are freed. This gives
-    the same memory faster.
-    """
-    rows, most = len(written), max(counts, default=0)
-    yield 0, model.empty(rows) if model.remembers else None
-    if not model.has_blocks or not counts:
-        for count in counts:
-            few = written[:, :count]
-            yield count, model.write(few, generator=noise) if model.remembers else None
-        return
-    memory = model.write(written[:, :most], generator=noise)
+    """Yield an empty memory, then for each count a memory of each row's first `count` drawings."""
+    yield 0, model.empty(len(written)) if model.remembers else None
     for count in counts:
-        gone = torch.arange(count, most, device=written.device).expand(rows, -1)
-        yield count, memory.free(gone) if count < most else memory
+        few = written[:, :count]
+        yield count, model.write(few, generator=noise) if model.remembers else None
 
 
 @torch.no_grad()
