@@ -353,14 +353,18 @@ def test_the_python_is_shown_and_runs(visit: Callable[..., Any]):
 
 
 def test_other_models_and_sets(visit: Callable[..., Any]):
-    page = visit()
+    served = serve("glyphs-1")
+    page = visit(next(served))
     write_examples(page)
+    expect(page.locator("#shrink")).to_be_hidden()  # blocks of numbers
     page.select_option("#model", "mnist")
     expect(page.locator("#held button")).to_have_count(0)
     page.click("#write-all")
     expect(page.locator("#held button")).to_have_count(12)
-    expect(page.locator("#shrink")).to_be_hidden()
+    expect(page.locator("#shrink")).to_be_visible()  # blocks of bits
     expect(page.locator("#shelf")).to_be_hidden()
+    page.close()
+    next(served, None)
 
 
 def test_a_store(visit: Callable[..., Any], images: torch.Tensor, tmp_path: Path):
