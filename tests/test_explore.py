@@ -318,6 +318,19 @@ def test_reading_step_by_step_and_dreams(full: Client, images: torch.Tensor):
     assert len(full.ask("dream", count=6)["images"]) == 6
 
 
+def test_a_model_of_bits_dreams_of_the_image_at_that_place(images: torch.Tensor):
+    """The stored image itself, then new ones like it."""
+    service = Service(Library("glyphs", model=load("glyphs")), Sessions())
+    client = Client(service).start()
+    client.ask("write", images=[to_text(image) for image in images[:6]])
+    cell = client.ask("resume")["state"]["held"][2]["cell"]
+    place = {"x": 2 * (cell % 6 + 0.5) / 6 - 1, "y": 2 * (cell // 6 + 0.5) / 6 - 1}
+    seen = client.ask("dream", **place, spread=0.1, count=4)["images"]
+    assert len(seen) == 4 and seen[0] == to_text(images[2]) and seen[1] != seen[2]
+    assert client.ask("dream", **place, spread=0.1, count=1)["images"] == seen[:1]
+    service.close()
+
+
 def test_the_python_it_shows_makes_the_same_memory_and_answer(
     full: Client, service: Service, images: torch.Tensor, capsys: pytest.CaptureFixture[str]
 ):

@@ -213,11 +213,12 @@ def dream(
     place = torch.tensor(at)
     handle = int(memory.require_slots()[memory.grid.cell_of(place)])
     if isinstance(model, KppBits) and handle >= 0:
-        new = model.generate(memory, max(count - 1, 1), near=handle, generator=chance)
-        images = [model.get(memory, [handle]), new[: count - 1]]
-        return {"images": [to_text(image) for image in torch.cat(images)]}
-    key = as_normal(place)
-    images = [model.generate(memory, 1, near=(key, 0.0), generator=chance)]
-    if count > 1:
-        images.append(model.generate(memory, count - 1, near=(key, spread), generator=chance))
+        images = [model.get(memory, [handle])]
+        if count > 1:
+            images.append(model.generate(memory, count - 1, near=handle, generator=chance))
+    else:
+        key = as_normal(place)
+        images = [model.generate(memory, 1, near=(key, 0.0), generator=chance)]
+        if count > 1:
+            images.append(model.generate(memory, count - 1, near=(key, spread), generator=chance))
     return {"images": [to_text(image) for image in torch.cat(images)]}

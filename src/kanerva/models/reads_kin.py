@@ -82,14 +82,13 @@ class ReadsKin(Kpp):
 
     def log_alone(self, episode: Episode) -> Float[Tensor, "B T"]:
         """ln p(x) of images given an empty memory."""
-        nothing = torch.zeros(*episode.shape[:2], *self.writer.shape, device=self.device)
-        return self._log_pixels(nothing, episode).sum(dim=-1)
+        return self._log_pixels(self._free_cells(*episode.shape[:2]), episode).sum(dim=-1)
 
     def log_like(
         self, kin: Float[Tensor, "B maps Hq Wq"], episode: Episode
     ) -> Float[Tensor, "B T"]:
         """ln p(x | M, new, related to the stored images)."""
-        nothing = torch.zeros(*episode.shape[:2], *self.writer.shape, device=self.device)
+        nothing = self._free_cells(*episode.shape[:2])
         beside = self._split_kin(kin[:, None].expand(-1, episode.shape[1], -1, -1, -1))[0]
         return self._log_pixels(nothing, episode, beside).sum(dim=-1)
 
@@ -115,7 +114,7 @@ class ReadsKin(Kpp):
         image is related to the stored ones is a part of y, and its cost is included. The choice is
         made at posterior means, before anything is sampled, so the result is still a bound."""
         features = self.encoder(episode)
-        nothing = torch.zeros(*episode.shape[:2], *self.writer.shape, device=self.device)
+        nothing = self._free_cells(*episode.shape[:2])
         kin = kin[:, None].expand(-1, episode.shape[1], -1, -1, -1)
         means, found = [], []
         for beside in (None, self._split_kin(kin)[1]):
@@ -127,6 +126,10 @@ class ReadsKin(Kpp):
                 into.append(ElboTerms(score, reading.kl, key.to(score)))
         unlike = means[0].nll_nats <= means[1].nll_nats
         return found[0].where(unlike, found[1])
+
+    def _free_cells(self, batch: int, length: int) -> Blocks:
+        """The blocks of free cells, which new images read: zeros."""
+        return torch.zeros(batch, length, *self.writer.shape, device=self.device)
 
     def _log_pixels(
         self, blocks: Blocks, episode: Episode, beside: KinMaps | None = None
@@ -167,7 +170,7 @@ class ReadsKin(Kpp):
             pixels = self.pixel_code.sample(nothing, generator, for_code.flatten(0, 1))
             images = pixels[:, None].unflatten(0, for_code.shape[:2])
         else:
-            nothing = torch.zeros(*for_z.shape[:2], *self.writer.shape, device=self.device)
+            nothing = self._free_cells(*for_z.shape[:2])
             readout = SpatialPrior(self.readout, nothing, for_z).sample(generator)
             images = self.likelihood.mean(self.decoder(readout))
         return images if memory.is_batch else images[0]

@@ -170,6 +170,7 @@ def score_kin(lab: Lab, held: Written, mixed: Pairs, counts: list[int], name: in
         images = episodes[start : start + AT_ONCE]
         for count in (0, *counts):
             noise = lab.noise("few-shot", name, start)
+            # an empty memory is one that holds `number` = 0: what is read then does not matter
             kin = held.read(mixed[start : start + AT_ONCE, 1 : 1 + max(count, 1)])
             number = torch.full((len(images),), count, device=model.device)
             terms = {

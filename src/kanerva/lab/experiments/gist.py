@@ -94,6 +94,13 @@ def complete(
     return total / COMPLETIONS, first
 
 
+def stored_parts(model: KppBits, memory: Memory) -> tuple[Detail, Tensor]:
+    """The detail and the blocks of a memory's images, in order of handle."""
+    assert memory.detail is not None
+    detail = memory.detail.apply(lambda part: part[memory.cells])
+    return detail, model.placement.grid.read(memory.map[None], memory.cells[None])[0]
+
+
 def sketch(model: KppBits, detail: Detail, blocks: Tensor) -> Float[Tensor, "N n"]:
     """Stored pixels, and what the gist predicts for the others."""
     return torch.where(detail.is_stored, detail.pixels.float(), expect(model, blocks))
@@ -135,9 +142,7 @@ def measure(lab: Lab, model: KppBits, images: Images, grey: Images) -> Finding:
     pictures = [("as written", images[:SHOWN])]
     for cap in CAPS:
         held = written.shrink(bits=cap)
-        assert held.detail is not None
-        detail = held.detail.apply(lambda part, cells=held.cells: part[cells])
-        blocks = large.placement.grid.read(held.map[None], held.cells[None])[0]
+        detail, blocks = stored_parts(large, held)
         terms = large.elbo(images, held, handles=held.handles)
         ours = sketch(large, detail, blocks)
         prefix = cap_prefix(large, images, cap)
@@ -188,10 +193,8 @@ def compare_alone(
 ) -> dict[str, dict[str, float]]:
     """The picture of a gist without any pixel, and that of the prefix-only code with no fewer
     bits."""
-    assert written.detail is not None
-    detail = written.detail.apply(lambda part: part[written.cells])
+    detail, blocks = stored_parts(model, written)
     bits = float(detail.gist_costs.sum(dim=-1).double().mean()) / BIT
-    blocks = model.placement.grid.read(written.map[None], written.cells[None])[0]
     prefix = cap_prefix(model, images, math.ceil(bits))
     pictures = {
         "gist": (bits, expect(model, blocks)),
