@@ -16,7 +16,7 @@ import torch
 import kanerva
 from kanerva import data
 
-CAPS = (None, 100, 56, 32, 16)  # most bits of an image
+CAPS = (None, 100, 56, 32, 16)  # bits of an image; only its last pixel or integer may exceed it
 CHARACTER = 40  # the test image whose character is written in several fonts
 
 

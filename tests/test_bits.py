@@ -228,9 +228,9 @@ def test_a_stream_gives_back_what_went_in(model: KppBits, caps: str):
     assert torch.equal(found, gists)
     for name in ("pixels", "pixel_costs", "gist_costs", "kept", "caps"):
         assert torch.equal(getattr(again, name), getattr(detail, name)), name
-    claimed = float(detail.bits.sum())
-    extra = {"all": 0, "one": 5, "many": 13}[caps]  # what says how much of each is held
-    assert claimed - 40 <= 8 * len(stream) <= 1.01 * claimed + count * extra + 16 * 120
+    claimed, distinct = float(detail.bits.sum()), len(detail.caps.unique())
+    which = count * math.log2(distinct)  # which of the caps each block has
+    assert abs(8 * len(stream) - claimed - which) <= 0.01 * claimed + 16 * distinct + 8
 
 
 @pytest.mark.parametrize("caps", ["all", "many"])
@@ -252,10 +252,9 @@ def test_a_stream_of_its_own_gives_a_block_back_whatever_the_others(model: KppBi
     for name in ("pixels", "pixel_costs", "gist_costs", "kept", "caps"):
         assert torch.equal(getattr(again, name), getattr(detail, name)[order]), name
     head = math.log2(1 / 0.8) * torch.ones(count)
-    if caps == "many":  # the size of a cap, its lower digits, the groups that are held
+    if caps == "many":  # the size of a cap, its lower digits
         digits = torch.tensor([max(0, cap.bit_length() - 1) for cap in limits.tolist()])
-        share = torch.where(detail.kept == 4, 0.8, 0.2 / 4)
-        head = math.log2(17 / 0.2) + digits - share.log2()
+        head = math.log2(17 / 0.2) + digits
     extra = torch.tensor([8 * len(stream) for stream in streams]) - detail.bits - head
     assert float(extra.max()) < 8.1 and float(extra.mean()) < 5
     nothing = detail.apply(lambda part: part[:0])
@@ -352,8 +351,7 @@ def test_shrinking_forgets_by_degrees_and_leaves_others_alone(model: KppBits, im
     before = memory.bits
     less = memory.shrink(80, 1, 3)
     assert less.detail is not None
-    longest = float(memory.detail.pixel_costs.max()) / BIT
-    assert bool((less.bits[[1, 3]] < 80 + longest).all())
+    assert bool((less.bits[[1, 3]] < before[[1, 3]]).all())
     assert torch.equal(less.bits[[0, 2, 4, 5]], before[[0, 2, 4, 5]])
     untouched = less.cells[[0, 2, 4, 5]]
     assert torch.equal(less.detail.pixels[untouched], memory.detail.pixels[untouched])
@@ -581,7 +579,7 @@ def test_a_file_is_as_large_as_it_claims_and_gives_the_same_densities(
     content = (tmp_path / "memory.bin").read_bytes()
     claim = float(memory.bits.sum())
     handles = len(memory.handles)  # a byte each
-    assert claim <= 8 * (len(content) - SIZE - handles) + 1 <= claim + 96
+    assert abs(8 * (len(content) - SIZE - handles) - claim) <= 24  # a cap, and the last byte
     again = Memory.load(tmp_path / "memory.bin", model)
     assert again.handles == memory.handles and again.issued == memory.issued
     rest = images[[0, 2, 3, 4, 5]]
@@ -727,7 +725,7 @@ def test_a_sealed_file_whose_stream_is_another_is_refused(
     for size in (0, 4, 3, 400, len(sound.stream)):
         stream = bytes(torch.randint(0, 256, (size,), generator=noise).tolist())
         path.write_bytes(replace(sound, stream=stream).pack())
-        with pytest.raises(UserError, match=r"damaged|other blocks|cut off"):
+        with pytest.raises(UserError, match=r"damaged|other blocks"):
             Memory.load(path, model)
     path.write_bytes(replace(sound, handles=[0, 1, 2, 3, 4, 99]).pack())
     with pytest.raises(UserError, match="handles"):
@@ -735,9 +733,10 @@ def test_a_sealed_file_whose_stream_is_another_is_refused(
 
 
 def test_bits_are_carried_over_to_more_cells(model: KppBits, images: Tensor):
+    before = model.write(images).bits
     memory = model.write(images).shrink(40, 2).free(4)
     large = model.with_capacity(16)
     grown = large.append(memory, images[4:5])
     assert grown.capacity == 16 and grown.handles == [0, 1, 2, 3, 5, 6]
-    assert grown.bits[:5].tolist() == memory.bits.tolist() and float(memory.bits[2]) <= 40
+    assert grown.bits[:5].tolist() == memory.bits.tolist() and float(memory.bits[2]) < before[2]
     torch.testing.assert_close(large.get(grown, memory.handles), model.get(memory))

@@ -45,7 +45,9 @@ def test_malloc_and_free(tmp_path: Path):
 def test_fewer_bits(tmp_path: Path):
     picture = tmp_path / "fewer_bits.png"
     bits = example("fewer_bits").main(str(picture))
-    assert bits == sorted(bits, reverse=True) and bits[0] > 110 and 10 < bits[-1] < 17
+    assert bits == sorted(bits, reverse=True) and bits[0] > 110
+    # a block may exceed its cap, 16 bits, only by its last integer
+    assert 16 <= bits[-1] < 20
     with Image.open(picture) as image:
         assert image.height > 500
 

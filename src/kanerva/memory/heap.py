@@ -285,8 +285,8 @@ class Memory:
 
     def shrink(self, bits: int, *handles: int) -> "Memory":
         """Forget by degrees: shrink all blocks, or those of some handles, to at most `bits` bits,
-        plus what the last pixel kept costs. Pixels are dropped first, from the last, then the gist.
-        Whatever is kept does not change."""
+        plus what the last pixel (or group of the gist) costs. Pixels are dropped first, from the
+        last, then the gist. What is not dropped does not change."""
         owners = self._require_one()
         if self.detail is None:
             raise UserError("blocks of this memory are floats: there is nothing to drop by degrees")
@@ -361,9 +361,8 @@ class Memory:
         if symbol_digest(gists, detail) != saved.symbols:
             raise UserError(f"{name} decodes to other blocks than were written")
         device = self.map.device
-        flags = torch.arange(detail.gist_costs.shape[-1]) < detail.kept[:, None]
         block = (self.map.shape[-3], *self.grid.block)
-        blocks = torch.cat([gists, flags], dim=1).unflatten(1, block).to(device)
+        blocks = torch.cat([gists, detail.is_kept], dim=1).unflatten(1, block).to(device)
         cells = torch.arange(len(gists), device=device)[None]
         more = detail.apply(lambda part: part.to(device)[None])
         memory = Memory.stack([self]).malloc(blocks[None], cells, more)[0]

@@ -171,7 +171,7 @@ class KppBits(ReadsKin):
     @torch.no_grad()
     def code_and_counts(self, episode: Episode, blocks: Blocks) -> tuple[Detail, PixelCounts]:
         """The same as `code`, and the counts that pixels are coded with."""
-        lead, groups = episode.shape[:2], self.config.code.groups
+        lead = episode.shape[:2]
         traces, pixels = blocks.flatten(2).flatten(0, 1), episode.flatten(0, 2)
         gist_costs = self.prior.costs(traces[:, : self.prior.numbers])
         counts = self.pixel_code.table(traces, pixels)
@@ -181,7 +181,6 @@ class KppBits(ReadsKin):
             pixels.flatten(1).to(torch.uint8).unflatten(0, lead),
             costs.unflatten(0, lead),
             gist_costs.unflatten(0, lead),
-            torch.full_like(caps, groups),
             torch.full_like(caps, ALL),
         ).within(caps)
         return detail, counts.unflatten(0, lead)

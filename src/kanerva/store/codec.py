@@ -1,7 +1,7 @@
 """Blocks as bytes, each of which can be read without the others. The model determines the codec:
 
 0   blocks of floats: a float32 scale, then int8 numbers
-1   blocks of bits: gist and detail, one stream for each block (`memory/codec.py`)
+2   blocks of bits: gist and detail, one stream for each block (`memory/codec.py`)
 """
 
 import math
@@ -21,7 +21,7 @@ from kanerva.models.kpp import Kpp
 from kanerva.models.kpp_bits import KppBits
 from kanerva.plain_files import reason
 
-INT8, BITS = 0, 1
+INT8, BITS = 0, 2  # 1 was another form of blocks with a cap
 Images = Float[Tensor, "T C H W"]
 Coded = tuple[int, bytes]  # codec and block
 
@@ -110,5 +110,5 @@ def _require(codec: int, expected: int) -> None:
     if codec != expected:
         raise UserError(
             f"a block has codec {codec}, but this model reads only {expected}: "
-            f"damaged, or written by a newer kanerva"
+            f"damaged, or written by another kanerva; add its image again"
         )

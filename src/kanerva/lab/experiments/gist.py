@@ -29,7 +29,7 @@ from kanerva.memory.heap import Memory
 from kanerva.models.kpp_bits import KppBits
 from kanerva.pictures import sheet
 
-CAPS = (16, 32, 53, 97)  # bits per image; only the last pixel of a block may exceed the cap
+CAPS = (16, 32, 53, 97)  # bits per image; the last pixel or group of a block may exceed it
 FOUND = 53  # the cap at which images are searched for
 COMPLETIONS = 16  # samples of the pixels that are not stored, without a gist
 SHOWN = 12
@@ -60,9 +60,9 @@ def cap_prefix(model: KppBits, images: Images, cap: int) -> Detail:
     nothing = torch.zeros(count, model.writer.size, device=model.device)
     costs = model.pixel_code.cost(model.pixel_code.table(nothing, pixels), pixels.flatten(1))
     caps = torch.full((count,), ALL, device=model.device)
+    # a gist that costs nothing
     gists = torch.zeros(count, model.config.code.groups, dtype=torch.long, device=model.device)
-    free_gist = torch.full_like(caps, gists.shape[1])  # a gist that costs nothing
-    detail = Detail(pixels.flatten(1).to(torch.uint8), costs, gists, free_gist, caps)
+    detail = Detail(pixels.flatten(1).to(torch.uint8), costs, gists, caps)
     return detail.within(torch.full_like(caps, cap))
 
 
