@@ -8,6 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
+import kanerva
 from kanerva.cli import main
 from kanerva.data import ImageSet
 from kanerva.errors import UserError
@@ -37,6 +38,16 @@ def test_a_model_is_trained_once_and_then_found(lab: Lab, runs: Path, capsys):
     assert all(torch.equal(a, b) for a, b in pairs) and not again.training
     lab.trained("vae", episode_length=4, batch=2, seed=1)
     assert "seed 1" in capsys.readouterr().err
+
+
+def test_a_shipped_model_stands_for_the_run_it_came_from(tmp_path: Path):
+    lab = Lab(quick=False, runs=tmp_path, preset="mnist")
+    shipped = kanerva.load("mnist-2")
+    found = lab.trained("kpp-bits")
+    pairs = zip(shipped.parameters(), found.parameters(), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs) and lab.found == {"mnist-2"}
+    assert not lab.is_trained("kpp-bits", seed=1) and not lab.is_trained("kpp-bits-empty")
+    assert not lab.is_trained("kpp-bits", code={"gist_bits": 40.0})
 
 
 @pytest.mark.parametrize("name", ["mnist", "omniglot", "cifar10", "mazes"])

@@ -26,10 +26,11 @@ from kanerva.data.splits import load_split
 from kanerva.errors import UserError
 from kanerva.evaluation.records import write_record
 from kanerva.models.base import MemoryModel
-from kanerva.models.loading import load
+from kanerva.models.loading import PRETRAINED, load, shipped_versions
 from kanerva.pictures import write_picture
 from kanerva.presets import preset
 from kanerva.provenance import commit, device_name, versions
+from kanerva.runs import read_run_config
 from kanerva.seeding import stream
 from kanerva.training.checkpoint import read_state
 from kanerva.training.loop import train
@@ -179,13 +180,14 @@ class Lab:
         return self.runs / f"{_name_of(config)}-{config.config_hash()[:8]}-s{config.seed}"
 
     def _finished_run(self, config: RunConfig) -> Path | None:
-        """The folder of a finished run, if there is one. It may have been trained on another kind
-        of device, in another precision."""
-        for precision in dict.fromkeys([config.precision, *PRECISIONS.values()]):
-            run = self._folder(replace(config, precision=precision))
-            if self._finished(run, config):
-                return run
-        return None
+        """The folder of a finished run or of the shipped model that came from such a run, if there
+        is one. It may have been trained on another kind of device, in another precision."""
+        same = [replace(config, precision=p) for p in (config.precision, *PRECISIONS.values())]
+        for each in same:
+            if self._finished(self._folder(each), config):
+                return self._folder(each)
+        folders = (PRETRAINED / name for name in shipped_versions())
+        return next((folder for folder in folders if read_run_config(folder) in same), None)
 
     @staticmethod
     def _finished(run: Path, config: RunConfig) -> bool:
