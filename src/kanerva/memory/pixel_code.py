@@ -23,6 +23,7 @@ from kanerva.memory.fixed_point import (
     clear_of,
     cost_table,
     is_exact,
+    multiply,
     round_through,
 )
 from kanerva.seeding import Noise, as_generator
@@ -157,7 +158,7 @@ class PixelCode(nn.Module):
         need not be integers: only images that are not stored have it, and those are never coded."""
         x = self.lift(ONE * traces).unflatten(-1, (self.maps, *self.coarse))
         x = activate(x if beside is None else x + 64 * ONE * beside.float())
-        x = activate(self.mix(F.unfold(x, 3, padding=1).mT))
+        x = activate(self.mix(around(x).mT))
         x = activate(self.spread(x)).mT.unflatten(-1, self.coarse)
         x = F.pixel_shuffle(x, 4)[..., : self.height, : self.width]
         place = round_through(64 * ONE * self.place.float(), -(2**20), 2**20)
@@ -169,7 +170,7 @@ class PixelCode(nn.Module):
     def _finish(self, sums: Integers, layers: list[tuple[Integers, Integers]]) -> Integers:
         """The remaining layers: from each pixel's sums to its logit in sixteenths."""
         for weight, bias in layers:
-            sums = activate(sums) @ weight.T + bias
+            sums = multiply(activate(sums), weight) + bias
         return round_through(sums[..., 0] / (64 * ONE / LEVELS), -_FARTHEST, _FARTHEST)
 
     def _padded(self, pixels: Binary) -> Tensor:
@@ -182,3 +183,12 @@ class PixelCode(nn.Module):
     def cost(self, counts: Int[Tensor, "..."], pixels: Tensor) -> Int[Tensor, "..."]:
         """The cost of pixels whose p(1) is given as counts, in 256ths of a bit."""
         return cost_table().to(counts.device)[torch.where(pixels > 0.5, counts, TOTAL - counts)]
+
+
+def around(x: Float[Tensor, "N maps h w"]) -> Float[Tensor, "N _ hw"]:
+    """The 3x3 neighbourhood of every position: `F.unfold(x, 3, padding=1)` from slices, whose
+    gradient is a few sums. That of `unfold` scatters, one number at a time."""
+    height, width = x.shape[-2:]
+    padded = F.pad(x, (1, 1, 1, 1))
+    shifted = [padded[..., i : i + height, j : j + width] for i in range(3) for j in range(3)]
+    return torch.stack(shifted, dim=2).flatten(3).flatten(1, 2)
