@@ -70,8 +70,9 @@ class BlockCodec:
             part = slice(start, start + CHUNK)
             if len(caps) > 1:
                 stream.encode(as_int32(which[part]), uniform(len(caps)))
-            self._encode_gists(stream, gists[part], detail.kept[part])
-            self._encode_pixels(stream, gists[part], detail.apply(lambda x, s=part: x[s]))
+            some = detail.apply(lambda x, s=part: x[s])
+            self._encode_gists(stream, gists[part], some.kept)
+            self._encode_pixels(stream, gists[part], some)
         return shortest(stream)
 
     def _encode_gists(self, stream: Coder, gists: Tensor, kept: Tensor) -> None:

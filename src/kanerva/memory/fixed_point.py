@@ -35,8 +35,9 @@ def activate(sums: Integers) -> Integers:
     """Turn the sums of one layer into the activations of the next: a ReLU, clamped at 255 / 32.
     Outside that range a gradient of 0.01 keeps units alive."""
     ramp = sums / _WEIGHT
-    inside = round_through(ramp, 0, _LARGEST_ACTIVATION)
-    return inside + 0.01 * (ramp - ramp.detach()) if torch.is_grad_enabled() else inside
+    if not torch.is_grad_enabled():
+        return ramp.add_(0.5).floor_().clamp_(0, _LARGEST_ACTIVATION)
+    return round_through(ramp, 0, _LARGEST_ACTIVATION) + 0.01 * (ramp - ramp.detach())
 
 
 def multiply(x: Integers, weight: Integers) -> Integers:

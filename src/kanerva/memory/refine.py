@@ -15,7 +15,7 @@ from kanerva.memory.gist import LARGEST, GistPrior, Gists
 from kanerva.memory.pixel_code import Binary, PixelCode
 
 _ROUNDS, _TRIES = 2, 6  # ours: a third round saves less than a bit
-_AT_ONCE = {"cpu": 64, "cuda": 512}  # images per batch
+_AT_ONCE = {"cpu": 16, "cuda": 512}  # images per batch; why few on a CPU: `pixel_code`
 _NATS = math.log(2) / BIT  # nats per unit of cost
 
 
