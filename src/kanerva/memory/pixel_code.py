@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from kanerva.config.groups import PixelCodeConfig
 from kanerva.encoder import quarter
+from kanerva.layers.kernels.fixed_layers import fixed_layers, supported
 from kanerva.memory.fixed_point import (
     ONE,
     TOTAL,
@@ -23,14 +24,15 @@ from kanerva.memory.fixed_point import (
     clear_of,
     cost_table,
     is_exact,
-    multiply,
     round_through,
 )
 from kanerva.seeding import Noise, as_generator
 
 LEVELS = 16  # logits are rounded to sixteenths
 _FARTHEST = 12 * LEVELS  # the largest logit, 12: a probability of 1 in 160,000
-_AT_ONCE = {"cpu": 64, "cuda": 512}  # images per batch
+# images per batch; few on a CPU, where a large tensor is returned to the system when it is freed,
+# and the pages of the next one are faulted in and zeroed again
+_AT_ONCE = {"cpu": 8, "cuda": 512}
 
 Traces = Float[Tensor, "N D"]  # integers, as floats: a flattened block, with its flags
 Beside = Float[Tensor, "N maps h w"]  # a prediction of an image that is not stored (`kin`)
@@ -83,8 +85,15 @@ class PixelCode(nn.Module):
     ) -> Float[Tensor, "N HW"]:
         """The logit of every pixel, in sixteenths. `looked`: what `look` returns."""
         with clear_of(looked):
-            sums = self._prepare(traces.float(), beside) + looked
-            return self._finish(sums, self._whole_layers())
+            known, layers = self._known(traces.float(), beside), self._whole_layers()
+            # a GPU trains with fused kernels; codes are made without them
+            training = torch.compiler.is_compiling() and torch.is_grad_enabled()
+            if not (training and supported(looked, len(layers) - 1)):
+                return self._finish(known + self._places() + looked, layers)
+            *inner, (last, last_bias) = layers
+            weights, biases = (torch.stack(part) for part in zip(*inner, strict=True))
+            sums = fixed_layers(known, looked, self._places(), weights, biases, last[0])
+            return self._round(sums + last_bias)
 
     def nats(
         self,
@@ -120,7 +129,7 @@ class PixelCode(nn.Module):
     ) -> Float[Tensor, "N H W"]:
         """Go through the pixels in raster order: `choose(i, counts)` returns pixel i of each image,
         given the counts of p(pixel = 1); or None, to stop. Used to decode and to sample."""
-        from_block = self._prepare(traces, beside)
+        from_block = self._known(traces, beside) + self._places()
         padded = self._padded(traces.new_zeros(len(traces), self.height, self.width))
         weight, bias = self.seen.whole()
         weight, radius = (ONE * weight).mT.contiguous(), self.radius
@@ -153,7 +162,7 @@ class PixelCode(nn.Module):
 
         return self.follow(traces, draw, beside)
 
-    def _prepare(self, traces: Traces, beside: Beside | None) -> Float[Tensor, "N HW width"]:
+    def _known(self, traces: Traces, beside: Beside | None) -> Float[Tensor, "N HW width"]:
         """For each pixel, the sums in the first layer over what the block predicts there. `beside`
         need not be integers: only images that are not stored have it, and those are never coded."""
         x = self.lift(ONE * traces).unflatten(-1, (self.maps, *self.coarse))
@@ -161,8 +170,11 @@ class PixelCode(nn.Module):
         x = activate(self.mix(around(x).mT))
         x = activate(self.spread(x)).mT.unflatten(-1, self.coarse)
         x = F.pixel_shuffle(x, 4)[..., : self.height, : self.width]
-        place = round_through(64 * ONE * self.place.float(), -(2**20), 2**20)
-        return self.known(x.flatten(2).mT) + place.flatten(1).T
+        return self.known(x.flatten(2).mT)
+
+    def _places(self) -> Float[Tensor, "HW width"]:
+        """For each pixel, what the first layer adds whatever the image."""
+        return round_through(64 * ONE * self.place.float(), -(2**20), 2**20).flatten(1).T
 
     def _whole_layers(self) -> list[tuple[Integers, Integers]]:
         return [layer.whole() for layer in self.layers if isinstance(layer, FixedLinear)]
@@ -170,8 +182,12 @@ class PixelCode(nn.Module):
     def _finish(self, sums: Integers, layers: list[tuple[Integers, Integers]]) -> Integers:
         """The remaining layers: from each pixel's sums to its logit in sixteenths."""
         for weight, bias in layers:
-            sums = multiply(activate(sums), weight) + bias
-        return round_through(sums[..., 0] / (64 * ONE / LEVELS), -_FARTHEST, _FARTHEST)
+            sums = F.linear(activate(sums), weight, bias)
+        return self._round(sums[..., 0])
+
+    def _round(self, sums: Integers) -> Integers:
+        """From the sums of the last layer to logits in sixteenths."""
+        return round_through(sums / (64 * ONE / LEVELS), -_FARTHEST, _FARTHEST)
 
     def _padded(self, pixels: Binary) -> Tensor:
         """Pixels with zeros above and to both sides, so that every window is complete."""
