@@ -77,11 +77,13 @@ class FixedLinear(nn.Module):
         self.bias = nn.Parameter(torch.zeros(*lead, outputs))
         self.register_buffer("mask", mask, persistent=False)
 
-    def whole(self) -> tuple[Integers, Integers]:
-        """Weights and biases as integers."""
-        weight = self.weight if self.mask is None else self.weight * self.mask
+    def whole(self, part: slice = slice(None)) -> tuple[Integers, Integers]:
+        """Weights and biases as integers; of a batch of layers, those of a part."""
+        weight, bias = self.weight[part], self.bias[part]
+        if self.mask is not None:
+            weight = weight * self.mask[part]
         weight = round_through(_WEIGHT * weight.float(), -_LARGEST_WEIGHT, _LARGEST_WEIGHT)
-        return weight, round_through(_WEIGHT * ONE * self.bias.float(), -(2**20), 2**20)
+        return weight, round_through(_WEIGHT * ONE * bias.float(), -(2**20), 2**20)
 
     def forward(self, x: Integers) -> Integers:
         """Map the last dimension; with `lead`, (*lead, n, inputs) to (*lead, n, outputs)."""

@@ -52,9 +52,9 @@ class GistPrior(nn.Module):
 
     def whole(self, group: int | None = None) -> list[tuple[Integers, Integers]]:
         """Weights and biases of every layer as integers, for all groups or for one."""
-        side = slice(None) if group is None else slice(group, group + 1)
-        layers = [layer.whole() for layer in (self.first, self.second, self.last)]
-        return [(weight[side].mT, bias[side, None]) for weight, bias in layers]
+        part = slice(None) if group is None else slice(group, group + 1)
+        layers = [layer.whole(part) for layer in (self.first, self.second, self.last)]
+        return [(weight.mT, bias[:, None]) for weight, bias in layers]
 
     def levels(
         self, gists: Gists, layers: list[tuple[Integers, Integers]]
