@@ -504,7 +504,21 @@ def test_validation_charges_the_gist(
     assert torch.allclose(terms.readout_kl[0] / math.log(2), gist, atol=0.05)
 
 
-def test_refined_gists_take_fewer_bits_and_none_takes_more(model: KppBits, images: Tensor):
+@torch.no_grad()
+def test_some_pixels_have_the_logits_that_all_have(model: KppBits, images: Tensor):
+    code, pixels = model.pixel_code, images[:, 0]
+    traces = model.quick_blocks(model.encoder(images[None])).flatten(2)[0]
+    looked = code.look(pixels)
+    image, pixel = (torch.rand(looked.shape[:2]) < 0.3).nonzero().unbind(dim=1)
+    some = code.levels_at(traces, looked[image, pixel], image, pixel)
+    assert len(some) > 9 and torch.equal(some, code.levels(traces, looked)[image, pixel])
+
+
+@pytest.mark.parametrize("sure", [0.005, 0.4])  # with 0.4, trials are wrong about many pixels
+def test_refined_gists_take_fewer_bits_and_none_takes_more(
+    model: KppBits, images: Tensor, sure: float, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(refine, "_SURE", sure)
     gists = model.blocks(images[None], model.encoder(images[None])).flatten(2)[0]
     gists = gists[:, : model.prior.numbers]
     flags = torch.ones(len(gists), model.prior.groups)

@@ -38,6 +38,7 @@ Traces = Float[Tensor, "N D"]  # integers, as floats: a flattened block, with it
 Beside = Float[Tensor, "N maps h w"]  # a prediction of an image that is not stored (`kin`)
 Binary = Float[Tensor, "N H W"]
 Counts = Int[Tensor, "N n"]  # TOTAL * p(pixel = 1)
+Rows = Int[Tensor, " R"]
 
 
 class PixelCode(nn.Module):
@@ -95,22 +96,20 @@ class PixelCode(nn.Module):
             sums = fixed_layers(known, looked, self._places(), weights, biases, last[0])
             return self._round(sums + last_bias)
 
+    def levels_at(
+        self, traces: Traces, looked: Float[Tensor, "R width"], image: Rows, pixel: Rows
+    ) -> Float[Tensor, " R"]:
+        """The same of some pixels: `pixel` of `image`, in pairs. `looked` has one row for each."""
+        with clear_of(looked):
+            known = self.known(self._spread(traces.float(), None)[image, pixel])
+            return self._finish(known + self._places()[pixel] + looked, self._whole_layers())
+
     def nats(
-        self,
-        traces: Traces,
-        pixels: Binary,
-        beside: Beside | None = None,
-        looked: Float[Tensor, "N HW width"] | None = None,
+        self, traces: Traces, pixels: Binary, beside: Beside | None = None
     ) -> Float[Tensor, " N"]:
-        """-ln p(x | block) of every image, with gradients. Passing `looked` saves time if several
-        blocks are tried for the same images."""
-        looked = self.look(pixels) if looked is None else looked
-        levels = self.levels(traces, looked, beside)
-        with clear_of(pixels):
-            each = F.binary_cross_entropy_with_logits(
-                levels / LEVELS, pixels.flatten(1), reduction="none"
-            )
-        return each.sum(dim=1)
+        """-ln p(x | block) of every image, with gradients."""
+        levels = self.levels(traces, self.look(pixels), beside)
+        return nats_of(levels, pixels.flatten(1)).sum(dim=1)
 
     @torch.no_grad()
     def table(self, traces: Traces, pixels: Binary, beside: Beside | None = None) -> Counts:
@@ -163,14 +162,18 @@ class PixelCode(nn.Module):
         return self.follow(traces, draw, beside)
 
     def _known(self, traces: Traces, beside: Beside | None) -> Float[Tensor, "N HW width"]:
-        """For each pixel, the sums in the first layer over what the block predicts there. `beside`
-        need not be integers: only images that are not stored have it, and those are never coded."""
+        """For each pixel, the sums in the first layer over what the block predicts there."""
+        return self.known(self._spread(traces, beside))
+
+    def _spread(self, traces: Traces, beside: Beside | None) -> Float[Tensor, "N HW _"]:
+        """For each pixel, what the block predicts there. `beside` need not be integers: only images
+        that are not stored have it, and those are never coded."""
         x = self.lift(ONE * traces).unflatten(-1, (self.maps, *self.coarse))
         x = activate(x if beside is None else x + 64 * ONE * beside.float())
         x = activate(self.mix(around(x).mT))
         x = activate(self.spread(x)).mT.unflatten(-1, self.coarse)
         x = F.pixel_shuffle(x, 4)[..., : self.height, : self.width]
-        return self.known(x.flatten(2).mT)
+        return x.flatten(2).mT
 
     def _places(self) -> Float[Tensor, "HW width"]:
         """For each pixel, what the first layer adds whatever the image."""
@@ -199,6 +202,12 @@ class PixelCode(nn.Module):
     def cost(self, counts: Int[Tensor, "..."], pixels: Tensor) -> Int[Tensor, "..."]:
         """The cost of pixels whose p(1) is given as counts, in 256ths of a bit."""
         return cost_table().to(counts.device)[torch.where(pixels > 0.5, counts, TOTAL - counts)]
+
+
+def nats_of(levels: Float[Tensor, "..."], pixels: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """-ln p of pixels, given their logits in sixteenths."""
+    with clear_of(levels):
+        return F.binary_cross_entropy_with_logits(levels / LEVELS, pixels, reduction="none")
 
 
 def around(x: Float[Tensor, "N maps h w"]) -> Float[Tensor, "N _ hw"]:

@@ -106,6 +106,7 @@ def sketch(model: KppBits, detail: Detail, blocks: Tensor) -> Float[Tensor, "N n
     return torch.where(detail.is_stored, detail.pixels.float(), expect(model, blocks))
 
 
+@torch.no_grad()
 def expect(model: KppBits, blocks: Tensor) -> Float[Tensor, "N n"]:
     """The pixels that gists predict."""
     output = model.decoder(model.readout(blocks[None], sample=False).readout)
