@@ -79,8 +79,9 @@ def test_the_pixel_code_trains_with_them(monkeypatch: pytest.MonkeyPatch):
     traces, beside = whole(3, 12, size=2), torch.randn(3, 4, 2, 2, device=DEVICE)
     pixels = (torch.rand(3, 8, 8, device=DEVICE) < 0.4).float()
 
-    def step() -> list[Tensor]:
-        nats = code.nats(traces, pixels, beside)
+    def step(mixed: bool = True) -> list[Tensor]:
+        with torch.autocast(DEVICE, torch.bfloat16, enabled=mixed):
+            nats = code.nats(traces, pixels, beside)
         return [nats.detach(), *torch.autograd.grad(nats.sum(), list(code.parameters()))]
 
     expected = step()
@@ -95,6 +96,7 @@ def test_the_pixel_code_trains_with_them(monkeypatch: pytest.MonkeyPatch):
     torch.testing.assert_close(found[0], expected[0])
     for one, other in zip(found[1:], expected[1:], strict=True):
         assert float((one - other).abs().max()) <= ROUNDED * float(other.abs().max()) + 1e-6
+    step(mixed=False)
     code.table(traces, pixels)  # codes are made without them
     assert len(calls) == 1
 

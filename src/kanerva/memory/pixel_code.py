@@ -85,11 +85,12 @@ class PixelCode(nn.Module):
         self, traces: Traces, looked: Float[Tensor, "N HW width"], beside: Beside | None = None
     ) -> Float[Tensor, "N HW"]:
         """The logit of every pixel, in sixteenths. `looked`: what `look` returns."""
+        # A GPU trains in mixed precision with fused kernels. Codes are made without them.
+        mixed = torch.is_grad_enabled() and torch.is_autocast_enabled(looked.device.type)
         with clear_of(looked):
             known, layers = self._known(traces.float(), beside), self._whole_layers()
-            # a GPU trains with fused kernels; codes are made without them
-            training = torch.compiler.is_compiling() and torch.is_grad_enabled()
-            if not (training and supported(looked, len(layers) - 1)):
+            fused = mixed and torch.compiler.is_compiling() and supported(looked, len(layers) - 1)
+            if not fused:
                 return self._finish(known + self._places() + looked, layers)
             *inner, (last, last_bias) = layers
             weights, biases = (torch.stack(part) for part in zip(*inner, strict=True))
