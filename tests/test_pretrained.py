@@ -319,6 +319,19 @@ def test_the_command_ships_a_run_over_an_older_one(
         assert said in line
 
 
+def test_a_shipped_model_is_scored_again_with_the_same_weights(
+    shelf: Path, tmp_path: Path, mnist_root: Path
+):
+    ship(shelf / "tiny", "tiny", into=tmp_path, data_root=mnist_root, control_images=8)
+    for name in (WEIGHTS, CONFIG, "config.yaml"):
+        assert file_digest(tmp_path / "tiny" / name) == file_digest(shelf / "tiny" / name), name
+    before, after = (json.loads((at / "tiny" / RECORD).read_text()) for at in (shelf, tmp_path))
+    assert after["shipped"] == before["shipped"] and after["bound"] == before["bound"]
+    assert {k: after[k] for k in ("steps", "images_seen")} == {
+        k: before[k] for k in ("steps", "images_seen")
+    }
+
+
 def test_a_run_that_cannot_be_traced_is_refused(run: Path, tmp_path: Path):
     bare = shutil.copytree(run, tmp_path / "bare")
     shutil.rmtree(bare / "checkpoints" / "last")

@@ -18,15 +18,6 @@ if TYPE_CHECKING:
 
 # The same names as in kanerva.memory.quantise, which imports torch
 MemoryDtype = Literal["float32", "bfloat16", "int8", "int4"]
-TRAINING = (  # what a record says about training
-    "checkpoint",
-    "images_seen",
-    "images_per_s",
-    "wall_s",
-    "steps",
-    "best_step",
-    "skipped_steps",
-)
 
 
 def make_parser(words: list[str]) -> Parser:
@@ -95,12 +86,11 @@ def run(options: dict[str, Any], words: list[str]) -> int:
 
 def shipped_training(name: str) -> dict[str, Any]:
     """How a shipped model was trained, from the record shipped with it: its run is not."""
-    from kanerva.evaluation.records import read_record
+    from kanerva.evaluation.records import about_training, read_record
     from kanerva.models.loading import shipped_folder
 
     folder = shipped_folder(name)
-    record = {} if folder is None else read_record(folder)
-    return {key: record[key] for key in TRAINING if key in record}
+    return {} if folder is None else about_training(read_record(folder))
 
 
 def draw_reconstructions(

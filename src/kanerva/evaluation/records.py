@@ -211,6 +211,13 @@ def is_resized(record: dict[str, Any]) -> bool:
     return bool(record.get("resized", record.get("elsewhere", False)))
 
 
+def about_training(record: dict[str, Any]) -> dict[str, Any]:
+    """What a record says about the training of its model."""
+    keys = ("checkpoint", "images_seen", "images_per_s", "wall_s")
+    keys += ("steps", "best_step", "skipped_steps")
+    return {key: record[key] for key in keys if key in record}
+
+
 def is_early(record: dict[str, Any]) -> bool:
     """Whether the scored step lies well before the run's end, before the learning rate decayed."""
     return 0 < (record.get("best_step") or 0) < 0.8 * (record.get("steps") or 0)

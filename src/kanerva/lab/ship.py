@@ -3,7 +3,8 @@
     python -m kanerva.lab.ship runs/mnist-kpp-store-s0 mnist-2
 
 writes a folder of that name into the package: model.safetensors, config.json, config.yaml,
-evaluation.json and card.md. `kanerva.load` then finds it, and wheels include it.
+evaluation.json and card.md. `kanerva.load` then finds it, and wheels include it. A shipped model's
+folder can be given as the run: its weights stay the same, and are scored again.
 """
 
 import argparse
@@ -22,7 +23,7 @@ from kanerva.data.splits import fixed_episodes, load_split
 from kanerva.errors import UserError
 from kanerva.evaluation.bound import bound
 from kanerva.evaluation.record import evaluate
-from kanerva.evaluation.records import write_record
+from kanerva.evaluation.records import about_training, read_record, write_record
 from kanerva.files import write_tensors
 from kanerva.lab.card import card
 from kanerva.models.base import MemoryModel
@@ -51,7 +52,9 @@ def ship(
     config = read_run_config(run)
     if config.data.set == "images":
         raise UserError(f"{run} was trained on a private folder of images, which others lack")
-    trained = _training(run)
+    earlier = _earlier_record(run)
+    before = earlier.get("shipped", {})
+    trained = before["trained"] if before else _training(run)
     with tempfile.TemporaryDirectory() as place:
         made = Path(place) / name
         made.mkdir()
@@ -59,6 +62,7 @@ def ship(
         save_halved(model, made)
         write_run_config(made, config)
         record = evaluate(run, load(made), data_root=data_root, control_images=control_images)
+        record |= about_training(earlier)
         record |= {"command": f"python -m kanerva.lab.ship RUN {name}"}
         record["shipped"] = {
             "name": name,
@@ -67,7 +71,9 @@ def ship(
             "sha256": {file: file_digest(made / file) for file in (WEIGHTS, CONFIG, RUN)},
             "trained": trained,
         }
-        if not model.is_exact:  # else the bound is that of the key, however weights are rounded
+        if "unrounded_nll_nats" in before:
+            record["shipped"]["unrounded_nll_nats"] = before["unrounded_nll_nats"]
+        elif not model.is_exact:  # else the bound is that of the key, however weights are rounded
             episodes = fixed_episodes(config, load_split(config, "test", data_root), model.device)
             nats = bound(model, episodes, title="unrounded").nll_nats
             record["shipped"]["unrounded_nll_nats"] = nats
@@ -106,6 +112,15 @@ def save_halved(model: MemoryModel, folder: Path) -> None:
             f"{size / 1e6:.1f} MB in half precision, but a shipped model has at most "
             f"{MOST / 1e6:g}: train one with fewer than {MOST / 2e6:g} million parameters"
         )
+
+
+def _earlier_record(folder: Path) -> dict[str, Any]:
+    """The record in a shipped model's folder; empty if the folder is that of a run."""
+    # the weights of a run are in its checkpoints
+    if not ((folder / WEIGHTS).is_file() and (folder / RECORD).is_file()):
+        return {}
+    record = read_record(folder)
+    return record if "shipped" in record else {}
 
 
 def _training(run: Path) -> dict[str, Any]:
