@@ -101,7 +101,8 @@ class Detail:
         none, its last group. Pixels are dropped first, then groups of the gist, from the last. What
         is dropped becomes zeros."""
         less = replace(self, caps=torch.minimum(self.caps, caps))
-        pixels, gists = less.is_stored, less.is_kept
+        groups = self.gist_costs.shape[-1]
+        gists, pixels = less._is_held.tensor_split([groups], dim=-1)
         return Detail(
             self.pixels * pixels, self.pixel_costs * pixels, self.gist_costs * gists, less.caps
         )
