@@ -211,6 +211,16 @@ def test_a_share_of_episodes_has_one_label(share: float, expected: int):
     assert all(len(set(run)) == 5 for run in runs.tolist())
 
 
+def test_half_of_the_kin_may_have_two_labels():
+    labels, shuffle = torch.arange(400) // 20, torch.Generator().manual_seed(0)
+    runs = mix_kin(labels, 10, 40, 1.0, shuffle, 2)
+    assert sorted(runs.flatten().tolist()) == list(range(400))  # every image once
+    numbers = torch.tensor([len(labels[run].unique()) for run in runs])
+    assert int((numbers == 1).sum()) in (20, 21, 22) and int(numbers.max()) == 2
+    two = runs[numbers == 2]
+    assert bool((labels[two][:, :5] != labels[two][:, :1]).any())  # shuffled within an episode
+
+
 def test_training_on_kin_is_the_same_for_the_same_seed_and_another_each_epoch():
     options = {"episode_length": 5, "batch": 4, "binarization": "sample", "kin": 0.5}
     images = labelled()

@@ -210,12 +210,15 @@ def bits(run: RunConfig) -> RunConfig:
         run = replace(run, episode_length=12, batch=5, data=replace(run.data, kin=0.5))
         code = {"width": 48, "maps": 16, "depth": 1}
         return reshaped(run, code=code, memory={"unwritten": 0.25})
-    # Three million parameters, so that the weights fit into a Python package.
-    run = reshaped(run, encoder={"width": 48}, readout={"size": 0}, decoder={"base": 72})
-    run = replace(run, steps=6000)
+    # About three million parameters, so that the weights fit into a Python package.
+    run = replace(reshaped(run, readout={"size": 0}, decoder={"base": 64}), steps=6000)
+    if run.preset == "mnist":
+        return replace(run, data=replace(run.data, kin=0.6, kin_labels=2))
     if run.preset != "omniglot":
-        return replace(run, data=replace(run.data, kin=0.25)) if run.preset == "mnist" else run
-    # A character has 20 drawings: episodes of 16, most of them of one character.
+        return run
+    # A character has 20 drawings, some of them for validation: 16 or more are left of most. Most
+    # episodes are of one character.
     data = replace(run.data, augment="affine", kin=0.85)
+    run = reshaped(run, encoder={"width": 48}, decoder={"base": 72})  # as the trained models have
     run = reshaped(run, code={"gist_bits": 28.0}, memory={"unwritten": 0.25})
     return replace(run, episode_length=16, batch=64, steps=8000, data=data)

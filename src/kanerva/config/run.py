@@ -22,6 +22,7 @@ class DataConfig(OptionGroup):
 
     group: ClassVar[str] = "data"
     may_be_zero: ClassVar[tuple[str, ...]] = ("kin",)
+    most: ClassVar[dict[str, int]] = {"kin_labels": 2}
     set: str = "glyphs"
     """Name of the data set; `kanerva data list` shows them."""
     binarization: Binarization = "sample"
@@ -32,6 +33,8 @@ class DataConfig(OptionGroup):
     image, and labels are not used."""
     kin: float = 0.0
     """Fraction of training episodes whose images share one label. The only use of labels."""
+    kin_labels: int = 1
+    """2: half of these episodes have images of two labels."""
     folder: str | None = None
     """images: the folder of image files."""
     crop: int | None = None
@@ -43,6 +46,8 @@ class DataConfig(OptionGroup):
             raise UserError(f"unknown data set {self.set!r}; there are {', '.join(DATASETS)}")
         if self.kin > 1:
             raise UserError(f"data.kin is a fraction of episodes, at most 1, got {self.kin}")
+        if self.kin_labels > 1 and (not self.kin or self.augment == "copies"):
+            raise UserError("data.kin-labels=2 needs data.kin above 0, and labels")
         if self.augment == "copies" and not self.kin:
             raise UserError("data.augment=copies needs data.kin above 0: the fraction of episodes")
 

@@ -45,6 +45,7 @@ class TrainingEpisodes:
         binarization: Binarization,
         augment: Augment = "none",
         kin: float = 0.0,
+        kin_labels: int = 1,
         device: str | torch.device = "cpu",
         rank: int = 0,
         world_size: int = 1,
@@ -61,7 +62,7 @@ class TrainingEpisodes:
         self._device = torch.device(device)
         self._grey = image_set.images.to(home(image_set.images, self._device))
         self.augment: Augment = augment
-        self.kin = kin
+        self.kin, self.kin_labels = kin, kin_labels
         if kin and augment != "copies" and image_set.labels is None:
             raise UserError(
                 f"data.kin needs labels, and {image_set.name} has none: data.augment=copies makes "
@@ -101,7 +102,8 @@ class TrainingEpisodes:
                 order = mix_copies(len(self.image_set), length, count, self.kin, shuffle)
                 order = order.flatten().to(device)
             elif self.kin and self.image_set.labels is not None:
-                order = mix_kin(self.image_set.labels, length, count, self.kin, shuffle)
+                how = count, self.kin, shuffle, self.kin_labels
+                order = mix_kin(self.image_set.labels, length, *how)
                 order = order.flatten().to(device)
             elif self.image_set.groups is None:
                 order = torch.randperm(len(self.image_set), generator=shuffle).to(device)
@@ -212,18 +214,34 @@ class FixedEpisodes:
 
 
 def mix_kin(
-    labels: Labels, length: int, count: int, share: float, shuffle: torch.Generator
+    labels: Labels,
+    length: int,
+    count: int,
+    share: float,
+    shuffle: torch.Generator,
+    most_labels: int = 1,
 ) -> Runs:
     """Sample `count` episodes. A fraction `share` of them have images of one label each, fewer if
-    labels have too few images; the others have any images."""
+    labels have too few images; the others have any images. With `most_labels` = 2, half of that
+    fraction have images of two labels, shuffled."""
     labels = labels.cpu()
     shuffled = torch.randperm(len(labels), generator=shuffle)
     sorted_by_label = shuffled[labels[shuffled].argsort(stable=True)]
     kin = sorted_by_label[cut_paths(labels[sorted_by_label], length, shuffle)]
     kin = kin[: round(share * count)]
+    if most_labels == 2:
+        kin = pair_up(kin, len(kin) // 4, shuffle)
     mixed = torch.randperm(len(labels), generator=shuffle)[: len(labels) // length * length]
     runs = torch.cat([kin, mixed.view(-1, length)[: count - len(kin)]])
     return runs[torch.randperm(len(runs), generator=shuffle)]
+
+
+def pair_up(runs: Runs, pairs: int, shuffle: torch.Generator) -> Runs:
+    """Shuffle the images of each of the first `pairs` pairs of runs."""
+    some, others = runs.tensor_split([2 * pairs])
+    joined = some.reshape(pairs, -1)
+    order = torch.rand(joined.shape, generator=shuffle).argsort(dim=1)
+    return torch.cat([joined.gather(1, order).view_as(some), others])
 
 
 def mix_copies(size: int, length: int, count: int, share: float, shuffle: torch.Generator) -> Runs:

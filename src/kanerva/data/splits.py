@@ -44,6 +44,7 @@ def training_episodes(
         binarization=config.data.binarization,
         augment=config.data.augment,
         kin=config.data.kin,
+        kin_labels=config.data.kin_labels,
         device=device,
         **share,
     )

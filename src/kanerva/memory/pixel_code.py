@@ -78,8 +78,8 @@ class PixelCode(nn.Module):
         """For each pixel, the sums in the first layer over its causal neighbours."""
         with clear_of(pixels):
             window = (self.radius + 1, 2 * self.radius + 1)
-            before = F.unfold(self._padded(pixels.float())[:, None], window)[:, : self.taps]
-            return self.seen(ONE * before.mT)
+            before = F.unfold(self._padded(ONE * pixels.float())[:, None], window)
+            return self.seen(before[:, : self.taps].mT)
 
     def levels(
         self, traces: Traces, looked: Float[Tensor, "N HW width"], beside: Beside | None = None

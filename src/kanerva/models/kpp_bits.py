@@ -44,8 +44,9 @@ PixelCounts = Int[Tensor, "B T n"]
 _SPREAD = 2.0  # training samples beta from 1/2 to 2 times its current value
 _SKETCH = 0.5  # weight of the sketch loss
 _FEW = 0.75  # share of training episodes in which few images are written
-_WHOLE = 0.75  # share of written images that unwritten ones read as images, not as gists
-_SHORT = 0.25  # share of written blocks that training truncates after a random group
+_WHOLE = 0.8  # share of episodes in which whole blocks are read as images, not as gists
+_SHORT = 0.15  # share of written blocks that training truncates after a random group
+_ALONE = 0.25  # share of unwritten images that are scored as in an empty memory
 _BLURRED = 0.25  # share of gists to which training adds noise instead of rounding them
 _FIRST_BETA, _BETA_STEP = 0.1, 0.003  # beta starts low: an expensive gist would never be used
 
@@ -94,9 +95,9 @@ class KppBits(ReadsKin):
         some = 1 + (chance[..., 1] * (groups - 1)).floor()
         kept = torch.where(chance[..., 2] < _SHORT, some, groups) * written
         blocks = self.writer.blocks(gists, kept)
-        whole = (kept == groups) & (chance[..., 1] < _WHOLE)
-        # unwritten images that do not read kin are scored as in an empty memory
-        reads = ~written & (chance[..., 2] >= _SHORT)
+        # by episode: a memory is usually shrunk as a whole, or not at all
+        whole = (kept == groups) & (uniform((batch, 1), generator, self.device) < _WHOLE)
+        reads = ~written & (chance[..., 2] >= _ALONE)
         readable = [part[:, first] for part in (blocks, features, whole, written)]
         kin = self.ask_kin(*readable)[:, None] * reads[..., None, None, None]
         for_code, for_z = self._split_kin(kin)

@@ -111,8 +111,8 @@ class ReadsKin(Kpp):
         generator: Noise = None,
     ) -> ElboTerms:
         """The same, given the reader's output and how many blocks each memory holds. Whether an
-        image is related to the stored ones is a part of y, and its cost is included. The choice is
-        made at posterior means, before anything is sampled, so the result is still a bound."""
+        image is related to the stored ones is a part of y: q(related | x) weighs both cases by
+        their cost at posterior means, before anything is sampled, and its KL is included."""
         features = self.encoder(episode)
         nothing = self._free_cells(*episode.shape[:2])
         kin = kin[:, None].expand(-1, episode.shape[1], -1, -1, -1)
@@ -124,8 +124,9 @@ class ReadsKin(Kpp):
                 reading = self.readout(nothing, features, beside=beside, **how)
                 score = self.log_likelihood(reading.readout, episode)
                 into.append(ElboTerms(score, reading.kl, key.to(score)))
-        unlike = means[0].nll_nats <= means[1].nll_nats
-        return found[0].where(unlike, found[1])
+        log_q = torch.stack([-terms.nll_nats for terms in means]).log_softmax(dim=0)
+        both = ElboTerms.average(found, log_q)
+        return found[0].where((count == 0)[:, None], both)
 
     def _free_cells(self, batch: int, length: int) -> Blocks:
         """The blocks of free cells, which new images read: zeros."""

@@ -60,6 +60,17 @@ class ElboTerms:
         pairs = zip(self.by_name().values(), other.by_name().values(), strict=True)
         return ElboTerms(*[torch.where(chosen, *pair) for pair in pairs])
 
+    @classmethod
+    def average(cls, cases: "list[ElboTerms]", log_q: Float[Tensor, "n B T"]) -> "ElboTerms":
+        """The bound if q chooses one of several cases: the average of their terms, and KL[q || p]
+        of the case. The `key_kl` of a case includes -ln p(case)."""
+        averages = []
+        for name in cases[0].by_name():
+            terms = torch.stack([case.by_name()[name] for case in cases])
+            terms = terms + log_q if name == "key_kl" else terms
+            averages.append((log_q.exp() * terms).sum(dim=0))
+        return cls(*averages)
+
     def __getitem__(self, episode: int) -> "ElboTerms":
         """One episode's terms out of a batch."""
         return ElboTerms(*[term[episode] for term in self.by_name().values()])

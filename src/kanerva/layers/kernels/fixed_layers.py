@@ -202,7 +202,7 @@ if AVAILABLE:
         sums = _load_sums(
             known_ptr + start, looked_ptr + start, place_ptr, at, row % pixels, unit, mask, W
         )
-        size = rows.to(tl.int64) * W  # of one of the four tensors in `half`
+        size = tl.cast(rows, tl.int64) * W  # of one of the four tensors in `half`
         half_ptr += start
         x = _activate(sums)
         tl.store(half_ptr + at, x, mask=mask)
