@@ -100,10 +100,11 @@ def test_a_shipped_model_is_small_half_and_whole(name: str):
     assert (folder / WEIGHTS).stat().st_size <= MOST
     stored, _ = read_tensors(folder / WEIGHTS)
     model = load(name)
-    assert {stored[key].dtype for key, _ in model.named_parameters()} == {torch.float16}
+    assert {stored[key].dtype for key, _ in model.named_parameters()} <= {torch.float16, torch.int8}
     assert not model.training and {p.dtype for p in model.parameters()} == {torch.float32}
     for key, value in model.state_dict().items():
-        assert torch.equal(value, stored[key].to(value.dtype)), key
+        scale = 64 if stored[key].dtype == torch.int8 else 1
+        assert torch.equal(scale * value, stored[key].to(value.dtype)), key
 
 
 @pytest.mark.parametrize(
@@ -285,6 +286,22 @@ def test_numbers_beyond_half_precision_are_refused():
         layer.bias.fill_(70000)
     with pytest.raises(UserError, match="bias has numbers out of half precision"):
         halved(layer)
+
+
+def test_integer_layers_ship_as_the_bytes_that_they_use(tmp_path: Path):
+    """Half of their size in half precision, and no number changes."""
+    model = build(BITS)
+    assert isinstance(model, KppBits)
+    with torch.no_grad():  # beyond what 8 bits hold, too
+        model.pixel_code.mix.weight.mul_(40)
+    save_halved(model, tmp_path)
+    stored, other = read_tensors(tmp_path / WEIGHTS)[0], load(tmp_path)
+    assert isinstance(other, KppBits)
+    pairs = [(model.pixel_code.mix, other.pixel_code.mix), (model.prior.first, other.prior.first)]
+    assert stored["prior.first.weight"].dtype == torch.int8
+    assert int(stored["pixel_code.mix.weight"].abs().max()) == 127
+    for ours, theirs in pairs:
+        assert torch.equal(ours.whole()[0], theirs.whole()[0])
 
 
 def test_a_model_of_bits_ships_with_the_tables_that_code(tmp_path: Path):

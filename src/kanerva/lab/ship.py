@@ -26,6 +26,7 @@ from kanerva.evaluation.record import evaluate
 from kanerva.evaluation.records import about_training, read_record, write_record
 from kanerva.files import write_tensors
 from kanerva.lab.card import card
+from kanerva.memory.fixed_point import FixedLinear, as_bytes
 from kanerva.models.base import MemoryModel
 from kanerva.models.checkpoint_io import CONFIG, WEIGHTS
 from kanerva.models.loading import PRETRAINED, load
@@ -88,13 +89,17 @@ def ship(
 
 
 def halved(model: nn.Module) -> dict[str, Tensor]:
-    """Convert parameters to half precision. Buffers keep theirs: they are small, and the tables of
-    a pixel code are counts, which must be exact."""
+    """Convert parameters to half precision, and the weights of integer layers to integers of 8
+    bits, without loss. Buffers keep their precision: they are small, and the tables of a pixel code
+    are counts, which must be exact."""
     found = model.state_dict()
     for name, value in model.named_parameters():
         found[name] = value.detach().half()
         if not found[name].isfinite().all():
             raise UserError(f"{name} has numbers out of half precision's range: not shipped")
+    for name, layer in model.named_modules():
+        if isinstance(layer, FixedLinear):
+            found[f"{name}.weight"] = as_bytes(layer)
     return found
 
 
@@ -110,7 +115,7 @@ def save_halved(model: MemoryModel, folder: Path) -> None:
     if size > MOST:
         raise UserError(
             f"{size / 1e6:.1f} MB in half precision, but a shipped model has at most "
-            f"{MOST / 1e6:g}: train one with fewer than {MOST / 2e6:g} million parameters"
+            f"{MOST / 1e6:g}: train one with about {MOST / 2e6:g} million parameters"
         )
 
 

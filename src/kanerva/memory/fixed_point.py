@@ -13,7 +13,7 @@ from functools import cache
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Int8
 from torch import Tensor, nn
 
 ONE = 32  # an activation of 1.0; activations lie in [0, 255 / 32]
@@ -89,6 +89,16 @@ class FixedLinear(nn.Module):
         """Map the last dimension; with `lead`, (*lead, n, inputs) to (*lead, n, outputs)."""
         weight, bias = self.whole()
         return multiply(x, weight) + (bias[..., None, :] if bias.ndim > 1 else bias)
+
+
+def as_bytes(layer: FixedLinear) -> Int8[Tensor, "..."]:
+    """A layer's weights as it uses them: integers of 8 bits."""
+    return layer.whole()[0].detach().to(torch.int8)
+
+
+def from_bytes(weight: Int8[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """Weights for a layer that then uses these integers."""
+    return weight.float() / _WEIGHT
 
 
 def is_exact(inputs: int) -> bool:
