@@ -221,6 +221,28 @@ def test_half_of_the_kin_may_have_two_labels():
     assert bool((labels[two][:, :5] != labels[two][:, :1]).any())  # shuffled within an episode
 
 
+def test_training_episodes_take_two_labels():
+    images = torch.arange(60, dtype=torch.uint8)[:, None, None, None] // 10 * 20
+    images = ImageSet("some", "train", images.expand(-1, 1, 8, 8), labels=torch.arange(60) // 10)
+    options = {"episode_length": 5, "batch": 12, "seed": 0, "binarization": "none", "kin": 1.0}
+    for most in (1, 2):
+        episodes = TrainingEpisodes(images, kin_labels=most, **options).batch_at(0)
+        greys = torch.tensor([len(episode.unique()) for episode in episodes])
+        assert int(greys.max()) == most and (greys == 1).any()
+
+
+@pytest.mark.parametrize("options", [{}, {"kin": 0.5, "augment": "copies"}])
+def test_two_labels_need_kin_with_labels(options: dict):
+    assert DataConfig(kin=0.5, kin_labels=2).kin_labels == 2
+    with pytest.raises(UserError, match="needs data.kin above 0, and labels"):
+        DataConfig(**options, kin_labels=2)
+
+
+def test_no_episode_has_three_labels():
+    with pytest.raises(UserError, match="data.kin_labels must be at most 2, got 3"):
+        DataConfig(kin=0.5, kin_labels=3)
+
+
 def test_training_on_kin_is_the_same_for_the_same_seed_and_another_each_epoch():
     options = {"episode_length": 5, "batch": 4, "binarization": "sample", "kin": 0.5}
     images = labelled()
