@@ -235,3 +235,13 @@ def test_samples_near_a_handle_are_those_of_a_memory_of_that_image_alone(
     assert both.shape == (2, 4, *images.shape[1:])
     with pytest.raises(UserError, match="0"):
         model.generate(memory, 4, near=0)
+
+
+def test_training_writes_any_number_of_images_alike(model: KppBits):
+    """As many as `unwritten` leaves; of a single image none, so that there is one to predict."""
+    written = model._choose_written(7000, 8, seeded(0))
+    counts = written.sum(dim=1).bincount(minlength=9)
+    assert counts[0] == 0 and counts[8] == 0
+    assert bool(((counts[1:8] - 1000).abs() < 200).all())
+    assert torch.equal(written, written.cummin(dim=1).values.bool())  # a prefix
+    assert not model._choose_written(5, 1, seeded(0)).any()

@@ -43,7 +43,6 @@ from kanerva.shapes import Blocks, Cells, Episode, FeatureMaps
 PixelCounts = Int[Tensor, "B T n"]
 _SPREAD = 2.0  # training samples beta from 1/2 to 2 times its current value
 _SKETCH = 0.5  # weight of the sketch loss
-_FEW = 0.75  # share of training episodes in which few images are written
 _WHOLE = 0.8  # share of episodes in which whole blocks are read as images, not as gists
 _SHORT = 0.15  # share of written blocks that training truncates after a random group
 _ALONE = 0.25  # share of unwritten images that are scored as in an empty memory
@@ -137,12 +136,11 @@ class KppBits(ReadsKin):
         return length - max(1, round(self.config.memory.unwritten * length))
 
     def _choose_written(self, batch: int, length: int, generator: Noise) -> Bool[Tensor, "B T"]:
-        """Which images are written: a prefix of each episode. In a share `_FEW` of episodes it is
-        short, so that the others are hard to predict. Else it is as long as possible."""
-        chance, most = uniform((batch, 2), generator, self.device), self._most_written(length)
-        few = ((most + 1) ** chance[:, 1]).floor().clamp(max=most)
-        count = torch.where(chance[:, 0] < _FEW, few, most)
-        return torch.arange(length, device=self.device) < count[:, None]
+        """Which images are written: a prefix of each episode, of any length from 1 with the same
+        probability. Most prefixes were short before, and several images were read poorly."""
+        most = self._most_written(length)
+        count = 1 + (most * uniform((batch, 1), generator, self.device)).floor().clamp(max=most - 1)
+        return torch.arange(length, device=self.device) < count
 
     # Write
 
