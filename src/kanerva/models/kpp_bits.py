@@ -137,7 +137,7 @@ class KppBits(ReadsKin):
 
     def _choose_written(self, batch: int, length: int, generator: Noise) -> Bool[Tensor, "B T"]:
         """Which images are written: a prefix of each episode, of any length from 1 with the same
-        probability. Most prefixes were short before, and several images were read poorly."""
+        probability: a reader that is trained on one or two images reads several poorly."""
         most = self._most_written(length)
         count = 1 + (most * uniform((batch, 1), generator, self.device)).floor().clamp(max=most - 1)
         return torch.arange(length, device=self.device) < count
