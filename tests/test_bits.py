@@ -25,7 +25,7 @@ from kanerva.config import (
     PixelCodeConfig,
 )
 from kanerva.errors import UserError
-from kanerva.memory import coder, refine
+from kanerva.memory import coder, pixel_code, refine
 from kanerva.memory.codec import BlockCodec
 from kanerva.memory.container import SIZE, Container
 from kanerva.memory.detail import ALL, MISMATCH, Detail
@@ -461,7 +461,7 @@ def test_the_loss_of_a_step_is_the_sum_of_its_parts(
     model, seen = KppBits(config).train(), {}
     shake(model.readout, 0.05)
     shake(model.kin, 0.1)
-    nats, price, read = model.pixel_code.nats, model.prior.nats, model.readout.forward
+    nats, price, read = model.pixel_code.mean_nats, model.prior.nats, model.readout.forward
 
     def watch(name: str, function):
         def call(*given, **options):
@@ -470,7 +470,7 @@ def test_the_loss_of_a_step_is_the_sum_of_its_parts(
 
         return call
 
-    monkeypatch.setattr(model.pixel_code, "nats", watch("pixels", nats))
+    monkeypatch.setattr(model.pixel_code, "mean_nats", watch("pixels", nats))
     monkeypatch.setattr(model.prior, "nats", watch("price", price))
     monkeypatch.setattr(model.readout, "forward", watch("read", read))
     monkeypatch.setattr(kpp_bits, "_SPREAD", 1.0)
@@ -484,8 +484,8 @@ def test_the_loss_of_a_step_is_the_sum_of_its_parts(
     means = read(blocks, beside=options["beside"], sample=False).readout
     drawn = model.likelihood.log_prob(model.decoder(means), images.expand(5, -1, -1, -1, -1))
     total = (beta * seen["price"][2].unflatten(0, (5, 6)) * kept).sum(dim=-1)
-    total = total - kpp_bits._SKETCH * drawn * written + seen["pixels"][2].unflatten(0, (5, 6))
-    torch.testing.assert_close(outputs["auxiliary"], total.mean())
+    total = (total - kpp_bits._SKETCH * drawn * written).mean() + seen["pixels"][2]
+    torch.testing.assert_close(outputs["auxiliary"], total)
 
 
 def test_episodes_of_one_image_train_too(images: Tensor):
@@ -502,6 +502,30 @@ def test_validation_charges_the_gist(
     assert memory.detail is not None
     gist = memory.detail.gist_costs[memory.cells].sum(dim=-1).double() / BIT
     assert torch.allclose(terms.readout_kl[0] / math.log(2), gist, atol=0.05)
+
+
+@pytest.mark.parametrize("is_new", [False, True])
+def test_the_mean_cost_of_pixels_and_its_gradients_are_those_of_the_whole_batch(
+    model: KppBits, images: Tensor, is_new: bool, monkeypatch: pytest.MonkeyPatch
+):
+    """On a CPU it is computed a few images at a time; here two of five, so that the last part is
+    smaller."""
+    code, pixels = model.pixel_code, images[:5, 0]
+    monkeypatch.setattr(pixel_code, "_TRAINED_AT_ONCE", 2)
+    traces = model.quick_blocks(model.encoder(images[None]))[0, :5].flatten(1).detach()
+    inputs = [traces.requires_grad_(), pixels]
+    if is_new:
+        inputs.append(torch.randn(5, code.maps, *code.coarse, requires_grad=True))
+    leaves = [x for x in inputs if x.requires_grad] + list(code.parameters())
+    found, expected = code.mean_nats(*inputs), code.nats(*inputs).mean()
+    torch.testing.assert_close(found, expected)
+    weight = torch.tensor(3.0)
+    parts, whole = (torch.autograd.grad(weight * one, leaves) for one in (found, expected))
+    for part, one in zip(parts, whole, strict=True):
+        torch.testing.assert_close(part, one, rtol=1e-4, atol=1e-5)
+    assert any(float(one.abs().max()) > 0 for one in parts[:1])
+    with torch.no_grad():
+        torch.testing.assert_close(code.mean_nats(*inputs), expected)
 
 
 @torch.no_grad()

@@ -1,6 +1,7 @@
 """Run folders: one trainer at a time, always as they were started."""
 
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from kanerva import processor
 from kanerva.config import RunConfig, flatten
 from kanerva.errors import UserError
 from kanerva.presets import PRESETS, preset
@@ -123,6 +125,50 @@ def test_importing_kanerva_keeps_onednn_off_amx(value: str | None, after: str):
     known |= {} if value is None else {"ONEDNN_MAX_CPU_ISA": value}
     done = subprocess.run([sys.executable, "-c", code], env=known, capture_output=True, text=True)
     assert done.stdout.split() == [after, "False"], done.stderr
+
+
+TENSORS = """
+import resource, sys
+from kanerva.processor import keep_memory
+
+kept = keep_memory() if sys.argv[1] == "keep" else None
+import torch
+
+def fill():
+    for _ in range(10):
+        torch.ones(16 * 2**20)  # 64 MiB: glibc returns each to the system
+
+fill()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+fill()
+print(kept, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="options of glibc")
+def test_commands_keep_freed_memory_unless_the_environment_says_how():
+    """Ten tensors of 16,384 pages each fault almost none of them in again."""
+
+    def run(how: str, **extra: str) -> tuple[str, int]:
+        known = {k: v for k, v in os.environ.items() if not k.startswith(("MALLOC_", "GLIBC_"))}
+        done = subprocess.run(
+            [sys.executable, "-c", TENSORS, how], env=known | extra, capture_output=True, text=True
+        )
+        kept, faults = done.stdout.split()
+        return kept, int(faults)
+
+    kept, faults = run("keep")
+    assert kept == "True" and faults < 16_384
+    assert run("plain")[1] > 4 * faults
+    assert run("keep", MALLOC_TRIM_THRESHOLD_="131072")[0] == "False"
+    assert run("keep", GLIBC_TUNABLES="glibc.malloc.mmap_max=65536")[0] == "False"
+
+
+def test_without_glibc_memory_is_as_it_was(monkeypatch: pytest.MonkeyPatch):
+    for name in processor._ALLOCATION:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(processor.ctypes, "CDLL", lambda name: object())
+    assert not processor.keep_memory()
 
 
 BF16 = """

@@ -16,6 +16,7 @@ from typing import Any
 import kanerva
 from kanerva.cli.options import Parser, describe_argument_error, spell_flag
 from kanerva.errors import NumbersWentBad, UserError, printable, suggest
+from kanerva.processor import keep_memory
 
 WAIT = 10.0  # seconds; torchrun stops all processes as soon as one has failed
 
@@ -33,6 +34,7 @@ VERBS = {
     "bench": "measure speed: images/s, agreement of the forms, time to a bound, latency",
     "data": "list the data sets, or download one",
 }
+HEAVY = ("train", "evaluate", "reproduce", "bench")  # verbs that compute for minutes or more
 EPILOG = """Tab completion in bash and zsh: put eval "$(kanerva --completion)" into your shell's
 start file, ~/.bashrc or ~/.zshrc."""
 EXTRAS = {  # packages that not every installation has
@@ -104,6 +106,8 @@ def run_verb(words: list[str]) -> int:
         parser.print_help()  # there was no verb at all
         return 2
     subparsers[verb].check_flags(words[1:])
+    if verb in HEAVY:
+        keep_memory()
     options = parser.parse_args([verb, *subparsers[verb].words_first(words[1:])])
     return module.run(options[verb].as_dict(), words[1:])
 

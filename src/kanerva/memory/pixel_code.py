@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from kanerva.config.groups import PixelCodeConfig
 from kanerva.encoder import quarter
+from kanerva.layers.in_parts import sum_in_parts
 from kanerva.layers.kernels.fixed_layers import fixed_layers, supported
 from kanerva.memory.fixed_point import (
     ONE,
@@ -33,6 +34,7 @@ _FARTHEST = 12 * LEVELS  # the largest logit, 12: a probability of 1 in 160,000
 # images per batch; few on a CPU, where a large tensor is returned to the system when it is freed,
 # and the pages of the next one are faulted in and zeroed again
 _AT_ONCE = {"cpu": 8, "cuda": 512}
+_TRAINED_AT_ONCE = 32  # on a CPU; fewer take less memory, and a little longer
 
 Traces = Float[Tensor, "N D"]  # integers, as floats: a flattened block, with its flags
 Beside = Float[Tensor, "N maps h w"]  # a prediction of an image that is not stored (`kin`)
@@ -111,6 +113,16 @@ class PixelCode(nn.Module):
         """-ln p(x | block) of every image, with gradients."""
         levels = self.levels(traces, self.look(pixels), beside)
         return nats_of(levels, pixels.flatten(1)).sum(dim=1)
+
+    def mean_nats(
+        self, traces: Traces, pixels: Binary, beside: Beside | None = None
+    ) -> Float[Tensor, ""]:
+        """The mean of `nats`, for training; on a CPU a few images at a time, forward and back."""
+        inputs = [traces, pixels] if beside is None else [traces, pixels, beside]
+        if traces.is_cuda or torch.compiler.is_compiling() or not torch.is_grad_enabled():
+            return self.nats(*inputs).mean()
+        trained = [p for p in self.parameters() if p.requires_grad]
+        return sum_in_parts(self.nats, inputs, trained, _TRAINED_AT_ONCE) / len(pixels)
 
     @torch.no_grad()
     def table(self, traces: Traces, pixels: Binary, beside: Beside | None = None) -> Counts:

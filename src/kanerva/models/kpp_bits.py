@@ -113,12 +113,12 @@ class KppBits(ReadsKin):
             means = self.readout(blocks[:, first], **at_mean).readout
         log_p = self.likelihood.log_prob(self.decoder(means), episode[:, first])
         sketch = -(log_p * written[:, first]).sum() / written.numel()
-        pixels = self.pixel_code.nats(
+        pixels = self.pixel_code.mean_nats(
             blocks.flatten(2).flatten(0, 1), episode.flatten(0, 2), for_code.flatten(0, 1)
-        ).unflatten(0, (batch, length))
+        )
         key = key_costs(written.sum(dim=1), written)
         terms = ElboTerms(likelihood, reading.kl, key.to(likelihood.dtype))
-        auxiliary = (beta * price + pixels).mean() + _SKETCH * sketch
+        auxiliary = (beta * price).mean() + pixels + _SKETCH * sketch
         return terms.by_name() | {"auxiliary": auxiliary}
 
     @torch.no_grad()

@@ -38,7 +38,7 @@ class KppBitsEmpty(KppEmpty):
         features = self.encoder(episode)
         maps, keys = self.write_episode(episode, features, generator=generator)
         pixels = episode.flatten(0, 2)
-        nats = self.pixel_code.nats(self._nothing(len(pixels)), pixels).mean()
+        nats = self.pixel_code.mean_nats(self._nothing(len(pixels)), pixels)
         return self.objective(episode, features, maps, keys, generator, nats)
 
     def elbo(
