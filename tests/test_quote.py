@@ -127,7 +127,7 @@ def test_table_1_and_the_headline_keep_the_papers_figures_and_ours_apart():
     other = again | {"config_hash": "another"}
     assert headline([*mine, other]) == headline(mine)  # seeds of one configuration
     assert headline([*mine, again]) != headline(mine)
-    assert headline(records("mnist/vae-s0")).count("\n") == 3
+    assert headline(records("mnist/kpp-bits-empty-s0")).count("\n") == 3
 
 
 def test_compare_says_how_long_a_run_trained():
