@@ -1,8 +1,9 @@
 """Kin: predict an image that is not stored from all blocks of a memory together.
 
 p(z | M, new) and p(x | M, new) see every stored block, in any order and number: the image itself if
-the block stores all of it, else its gist. Which blocks are read depends on the memory alone, not on
-the image that is scored.
+the block stores all of it, else its gist. Of a memory of more than `MOST` blocks, p(x | M, new) is
+a mixture: each block predicts, together with those most like it. Which blocks are read together
+depends on the memory alone, not on the image that is scored.
 """
 
 import math
@@ -15,9 +16,9 @@ from torch import Tensor, nn
 from kanerva.layers.residual import zeroed
 from kanerva.shapes import FeatureMaps
 
-# ours: how many blocks are read, the latest ones. The address "new" names no block, so none is more
-# relevant than another; naming one, to read similar blocks, would cost ln(stored blocks) nats.
-MOST = 32
+MOST = 32  # ours: blocks that are read together. A larger memory is a mixture of small groups
+GROUP = 5  # ours: blocks of a group: a stored block and those most like it
+TRIED = 64  # groups of which an image's likelihood is the sum; leaving out others only lowers it
 NEW = 0.5  # p(y = new | M), if anything is stored
 UNLIKE = 0.125  # p(the image is unrelated to what is stored | M, new)
 _WIDTH, _LAYERS, _HEADS = 128, 3, 4  # ours
@@ -87,6 +88,18 @@ class _Attend(nn.Module):
         found = F.scaled_dot_product_attention(query, *heads, attn_mask=mask[:, None, None])
         x = x + self.out(found.transpose(1, 2).flatten(2))
         return x + self.mlp(x)
+
+
+# Groups of alike blocks
+
+
+def most_alike(expected: Expected, size: int) -> Int[Tensor, "B _"]:
+    """For each block, itself and the blocks from which the reader expects the most similar new
+    images, given what it expects from each block alone."""
+    flat = expected.flatten(1)
+    apart = torch.cat([torch.cdist(part, flat) for part in flat.split(1024)])
+    apart.fill_diagonal_(-1)
+    return apart.topk(min(size, len(flat)), largest=False).indices
 
 
 # The cost of an address

@@ -35,7 +35,7 @@ from kanerva.memory.pixel_code import PixelCode
 from kanerva.memory.refine import refine_gists
 from kanerva.memory.writers import GistWriter
 from kanerva.models.base import Handles, Images, LogWeights, PerImage, all_but_one
-from kanerva.models.reads_kin import ReadsKin
+from kanerva.models.reads_kin import Readable, ReadsKin
 from kanerva.models.terms import ElboTerms
 from kanerva.seeding import Noise, uniform
 from kanerva.shapes import Blocks, Cells, Episode, FeatureMaps
@@ -54,6 +54,7 @@ class KppBits(ReadsKin):
     """`kpp` with blocks of gist and detail."""
 
     has_code = is_exact = True
+    reconstructed = "decoded from their gists"
     log_beta: Tensor
 
     def __init__(self, config: KppBitsConfig) -> None:
@@ -282,17 +283,29 @@ class KppBits(ReadsKin):
     def left_out(self, images: Images, *, generator: Noise = None) -> ElboTerms:
         """Score each image in the memory of the rest of its episode (a control)."""
         episode = self.as_pixels(images)
-        rest = all_but_one(episode.shape[1], self.device)[:, -MOST:]
+        rest = all_but_one(episode.shape[1], self.device)
         self.placement.require_room(episode.shape[1])
         features = self.encoder(episode)
         blocks = self.blocks(episode, features)
         detail = self.code(episode, blocks)
-        whole = detail.is_stored.all(dim=-1)
-        others = [part[:, rest].flatten(0, 1) for part in (detail.cut(blocks), features, whole)]
+        whole, cut = detail.is_stored.all(dim=-1), detail.cut(blocks)
+        if episode.shape[1] - 1 > MOST:
+            every = [Readable(*parts) for parts in zip(cut, features, whole, strict=True)]
+            return self._left_out_of_many(every, episode).view(tuple(images.shape[:-3]))
+        others = [part[:, rest].flatten(0, 1) for part in (cut, features, whole)]
         kin = self.ask_kin(others[0], others[1], others[2], torch.ones_like(others[2]))
         count = torch.full((len(kin),), episode.shape[1] - 1, device=self.device)
         terms = self.terms_beside(kin, count, episode.flatten(0, 1)[:, None])
         return terms.view(tuple(images.shape[:-3]))
+
+    def _left_out_of_many(self, episodes: list[Readable], images: Episode) -> ElboTerms:
+        """The same for episodes of which more than `MOST` images remain."""
+        like = [
+            [self.log_like_any(every.without(t), of_one[t : t + 1]) for t in range(len(of_one))]
+            for every, of_one in zip(episodes, images, strict=True)
+        ]
+        count = torch.full((len(images),), images.shape[1] - 1, device=self.device)
+        return self._terms_mixed(torch.stack([torch.cat(one) for one in like]), count, images)
 
     def permuted(self, images: Images, *, generator: Noise = None) -> ElboTerms:
         memory, length = self.write(images, generator=generator), images.shape[-4]

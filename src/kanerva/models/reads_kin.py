@@ -5,8 +5,17 @@
 
 The reader of kin (`memory/kin.py`) predicts a new image from all stored blocks. Its output has two
 parts: maps for the pixel code, and maps for p(z | M, new), where pixels are independent given z.
+
+If more than `MOST` of N blocks are stored, they are seldom all alike. Then
+
+    p(x | M, related) = 1/N sum over blocks y of p(x | y and the blocks most like y)
+
+A new image reads the groups that it resembles most; the other terms of the sum are left out, so the
+bound stays a bound. With independent pixels, p(z | M, new) reads the latest `MOST` blocks.
 """
 
+import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,17 +24,41 @@ from torch import Tensor
 
 from kanerva.config import KppBitsConfig
 from kanerva.memory.heap import Memory
-from kanerva.memory.kin import MOST, KinReader, key_costs, mix_unlike, new_costs
+from kanerva.memory.kin import (
+    GROUP,
+    MOST,
+    TRIED,
+    KinReader,
+    key_costs,
+    mix_unlike,
+    most_alike,
+    new_costs,
+)
 from kanerva.memory.pixel_code import PixelCode
 from kanerva.memory.writers import GistWriter
 from kanerva.models.base import Images, Near
 from kanerva.models.kpp import Kpp
 from kanerva.models.terms import ElboTerms
 from kanerva.readout import SpatialPrior
-from kanerva.seeding import Noise
+from kanerva.seeding import Noise, uniform
 from kanerva.shapes import Blocks, Episode, FeatureMaps, KinMaps
 
 Known = Bool[Tensor, "B T"]  # a flag for each block
+Expected = Float[Tensor, "B maps Hq Wq"]  # what a new image is expected to look like
+_AT_ONCE = {"cpu": 64, "cuda": 1024}  # groups that are read together
+
+
+@dataclass(frozen=True)
+class Readable:
+    """What the reader of kin sees of N stored blocks."""
+
+    blocks: Float[Tensor, "N Cm h w"]
+    features: Float[Tensor, "N features Hq Wq"]
+    whole: Bool[Tensor, " N"]
+
+    def without(self, index: int) -> "Readable":
+        rest = torch.arange(len(self.whole), device=self.whole.device) != index
+        return Readable(self.blocks[rest], self.features[rest], self.whole[rest])
 
 
 class ReadsKin(Kpp):
@@ -38,9 +71,7 @@ class ReadsKin(Kpp):
 
     # Read kin
 
-    def ask_kin(
-        self, blocks: Blocks, features: FeatureMaps, whole: Known, held: Known
-    ) -> Float[Tensor, "B maps Hq Wq"]:
+    def ask_kin(self, blocks: Blocks, features: FeatureMaps, whole: Known, held: Known) -> Expected:
         """Predict a new image from blocks: from the image of a block that stores all of it
         (`whole`), else from its gist. `held`: which of the T blocks there are."""
         spread = self.readout.spread(blocks).unflatten(0, blocks.shape[:2])
@@ -51,7 +82,7 @@ class ReadsKin(Kpp):
         maps = self.config.code.maps
         return kin[:, :, :maps], kin[:, :, maps:]
 
-    def _read_kin(self, memory: Memory, near: int | None = None) -> Float[Tensor, "B maps Hq Wq"]:
+    def _read_kin(self, memory: Memory, near: int | None = None) -> Expected:
         """Predict a new image from the latest blocks of a memory, or from that of a handle."""
         assert memory.detail is not None
         owners = memory.require_slots()
@@ -65,18 +96,66 @@ class ReadsKin(Kpp):
         blocks = self.placement.grid.read(memory.map, cells)
         return self.ask_kin(blocks, self.encoder(pixels), whole, latest.values >= 0)
 
+    # Read groups of a large memory
+
+    def _readable(self, memory: Memory, index: int) -> Readable:
+        """All blocks of one memory of a batch."""
+        assert memory.detail is not None
+        cells = (memory.require_slots()[index] >= 0).nonzero()[:, 0]
+        detail = memory.detail.apply(lambda part: part[index : index + 1]).at(cells[None])
+        pixels = detail.pixels.float().unflatten(-1, self.config.image)
+        blocks = self.placement.grid.read(memory.map[index : index + 1], cells[None])
+        return Readable(blocks[0], self.encoder(pixels)[0], detail.is_stored.all(dim=-1)[0])
+
+    def _read_groups(self, held: Readable, groups: Int[Tensor, "G n"]) -> Expected:
+        """Predict a new image from each group of blocks."""
+        found = []
+        for part in groups.split(_AT_ONCE[groups.device.type]):
+            blocks, features, whole = held.blocks[part], held.features[part], held.whole[part]
+            found.append(self.ask_kin(blocks, features, whole, torch.ones_like(whole)))
+        return torch.cat(found)
+
+    def _singles(self, held: Readable) -> Expected:
+        """Predict a new image from each block alone."""
+        return self._read_groups(held, torch.arange(len(held.whole), device=self.device)[:, None])
+
+    @torch.no_grad()
+    def log_like_any(self, held: Readable, images: Float[Tensor, "T C H W"]) -> Float[Tensor, " T"]:
+        """ln p(x | M, new, related to the stored images) of a large memory, or slightly less: the
+        sum over the groups from which images like x are expected."""
+        singles = self._singles(held)
+        groups = self._read_groups(held, most_alike(singles, GROUP))
+        nothing = torch.zeros(len(images), *self.writer.shape, device=self.device)
+        every = torch.ones(len(images), dtype=torch.bool, device=self.device)
+        own = self._singles(Readable(nothing, self.encoder(images[None])[0], every))
+        apart = torch.cdist(own.flatten(1), singles.flatten(1))
+        tried = apart.topk(min(TRIED, len(singles)), largest=False).indices
+        scores = [
+            self.log_like(groups[some], image.expand(len(some), 1, *image.shape))[:, 0]
+            for image, some in zip(images, tried, strict=True)
+        ]
+        return torch.stack(scores).logsumexp(dim=1) - math.log(len(singles))
+
     # The bound
 
     def _terms_new(self, memory: Memory, episode: Episode) -> ElboTerms:
         """The terms of new images: a mixture over whether they are related to the stored ones."""
         count = (memory.require_slots() >= 0).sum(dim=1)
-        return self.terms_beside(self._read_kin(memory), count, episode)
+        if int(count.max()) <= MOST:
+            return self.terms_beside(self._read_kin(memory), count, episode)
+        like = self.log_like(self._read_kin(memory), episode)
+        for index in (count > MOST).nonzero()[:, 0].tolist():
+            like[index] = self.log_like_any(self._readable(memory, index), episode[index])
+        return self._terms_mixed(like, count, episode)
 
-    def terms_beside(
-        self, kin: Float[Tensor, "B maps Hq Wq"], count: Int[Tensor, " B"], episode: Episode
-    ) -> ElboTerms:
+    def terms_beside(self, kin: Expected, count: Int[Tensor, " B"], episode: Episode) -> ElboTerms:
         """The same, given the reader's output and how many blocks each memory holds."""
-        score = mix_unlike(self.log_like(kin, episode), self.log_alone(episode), count)
+        return self._terms_mixed(self.log_like(kin, episode), count, episode)
+
+    def _terms_mixed(
+        self, like: Float[Tensor, "B T"], count: Int[Tensor, " B"], episode: Episode
+    ) -> ElboTerms:
+        score = mix_unlike(like, self.log_alone(episode), count)
         key = key_costs(count, torch.zeros_like(score, dtype=torch.bool))
         return ElboTerms(score, torch.zeros_like(score), key)
 
@@ -84,9 +163,7 @@ class ReadsKin(Kpp):
         """ln p(x) of images given an empty memory."""
         return self._log_pixels(self._free_cells(*episode.shape[:2]), episode).sum(dim=-1)
 
-    def log_like(
-        self, kin: Float[Tensor, "B maps Hq Wq"], episode: Episode
-    ) -> Float[Tensor, "B T"]:
+    def log_like(self, kin: Expected, episode: Episode) -> Float[Tensor, "B T"]:
         """ln p(x | M, new, related to the stored images)."""
         nothing = self._free_cells(*episode.shape[:2])
         beside = self._split_kin(kin[:, None].expand(-1, episode.shape[1], -1, -1, -1))[0]
@@ -105,7 +182,7 @@ class ReadsKin(Kpp):
 
     def independent_beside(
         self,
-        kin: Float[Tensor, "B maps Hq Wq"],
+        kin: Expected,
         count: Int[Tensor, " B"],
         episode: Episode,
         generator: Noise = None,
@@ -127,6 +204,21 @@ class ReadsKin(Kpp):
         log_q = torch.stack([-terms.nll_nats for terms in means]).log_softmax(dim=0)
         both = ElboTerms.average(found, log_q)
         return found[0].where((count == 0)[:, None], both)
+
+    def _expect(self, memory: Memory, number: int, near: int | None, generator: Noise) -> KinMaps:
+        """What each of a number of new images is expected to look like: in a large memory, each is
+        related to a group of its own."""
+        count = (memory.require_slots() >= 0).sum(dim=1)
+        kin = self._read_kin(memory, near)[:, None].expand(-1, number, -1, -1, -1)
+        if near is not None or int(count.max()) <= MOST:
+            return kin
+        kin, chance = kin.clone(), uniform((len(kin), number), generator, self.device)
+        for index in (count > MOST).nonzero()[:, 0].tolist():
+            held = self._readable(memory, index)
+            chosen = (chance[index] * len(held.whole)).long().clamp(max=len(held.whole) - 1)
+            groups = most_alike(self._singles(held), GROUP)
+            kin[index] = self._read_groups(held, groups[chosen])
+        return kin
 
     def _free_cells(self, batch: int, length: int) -> Blocks:
         """The blocks of free cells, which new images read: zeros."""
@@ -164,8 +256,9 @@ class ReadsKin(Kpp):
             return super().generate(
                 memory, num_samples, near=near, sample_pixels=sample_pixels, generator=generator
             )
-        kin = self._read_kin(memory.as_batch(), near)[:, None]
-        for_code, for_z = self._split_kin(kin.expand(-1, num_samples, -1, -1, -1))
+        for_code, for_z = self._split_kin(
+            self._expect(memory.as_batch(), num_samples, near, generator)
+        )
         if sample_pixels:
             nothing = torch.zeros(for_code.shape[:2].numel(), self.writer.size, device=self.device)
             pixels = self.pixel_code.sample(nothing, generator, for_code.flatten(0, 1))

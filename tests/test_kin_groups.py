@@ -1,0 +1,122 @@
+"""Large memories: what is not stored is predicted from groups of blocks that are alike."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from kanerva import Memory
+from kanerva.memory.kin import NEW, UNLIKE, most_alike
+from kanerva.models import kpp_bits, reads_kin
+from kanerva.models.kpp_bits import KppBits
+from test_kin import SMALL, every_image, gist_bits, make, seeded
+
+HELD = [3, 77, 130, 200, 300, 511, 17]
+
+
+@pytest.fixture
+def model(monkeypatch: pytest.MonkeyPatch) -> KppBits:
+    """Memories of more than three blocks are large, and groups have two blocks."""
+    for module in (reads_kin, kpp_bits):
+        monkeypatch.setattr(module, "MOST", 3)
+    monkeypatch.setattr(reads_kin, "GROUP", 2)
+    return make(SMALL)
+
+
+@pytest.fixture
+def memory(model: KppBits) -> Memory:
+    """Six blocks, of which one stores only a part of its pixels and one only its gist."""
+    memory = model.write(every_image()[HELD]).free(2)
+    return memory.shrink(int(gist_bits(memory, 1)) + 5, 1).shrink(int(gist_bits(memory, 3)), 3)
+
+
+def nearest(numbers: list[Tensor], index: int) -> int:
+    """The index of the tensor that is nearest to one of them, itself excepted."""
+    apart = [float((one - numbers[index]).norm()) for one in numbers]
+    apart[index] = math.inf
+    return min(range(len(numbers)), key=apart.__getitem__)
+
+
+def log_like_slowly(model: KppBits, memory: Memory, images: Tensor) -> Tensor:
+    """The mixture from memories of one and of two blocks."""
+    handles = [int(one) for one in memory.handles]
+    alone = [model._read_kin(memory.as_batch(), handle) for handle in handles]
+    total = []
+    for i in range(len(handles)):
+        pair = (handles[i], handles[nearest(alone, i)])
+        few = memory.free(*[handle for handle in handles if handle not in pair])
+        total.append(model.log_like(model._read_kin(few.as_batch()), images[None])[0])
+    return torch.stack(total).logsumexp(dim=0) - math.log(len(total))
+
+
+@torch.no_grad()
+def test_a_new_image_is_a_mixture_over_groups_which_adds_up_to_one(
+    model: KppBits, memory: Memory, monkeypatch: pytest.MonkeyPatch
+):
+    every = every_image()
+    like = log_like_slowly(model, memory, every)
+    alone = model.log_alone(every[None])[0]
+    expected = torch.logaddexp(like + math.log(1 - UNLIKE), alone + math.log(UNLIKE))
+    terms = model._terms_new(memory.as_batch(), every[None])
+    torch.testing.assert_close(terms.log_likelihood[0], expected, atol=1e-6, rtol=0)
+    assert float(expected.logsumexp(dim=0).exp()) == pytest.approx(1, abs=1e-9)
+    assert float((like - alone).abs().max()) > 0.1  # the groups do say something
+    assert torch.allclose(terms.key_kl, torch.tensor(-math.log(NEW)).double())
+    monkeypatch.setattr(reads_kin, "TRIED", 2)  # two of six terms
+    fewer = model._terms_new(memory.as_batch(), every[None]).log_likelihood[0]
+    assert bool((fewer <= terms.log_likelihood[0] + 1e-9).all())
+    assert float((terms.log_likelihood[0] - fewer).max()) > 1e-3
+
+
+@torch.no_grad()
+def test_large_and_small_memories_of_a_batch_are_scored_as_alone(model: KppBits, memory: Memory):
+    images = every_image()[[5, 100, 341]]
+    small = memory.free(0, 1, 3, 4)
+    both = model._terms_new(Memory.stack([memory, small]), images.expand(2, -1, -1, -1, -1))
+    for row, one in enumerate((memory, small)):
+        found = model._terms_new(one.as_batch(), images[None])
+        torch.testing.assert_close(both.nll_nats[row], found.nll_nats[0], atol=1e-6, rtol=0)
+    together = model.terms_beside(
+        model._read_kin(small.as_batch()), torch.tensor([2]), images[None]
+    )
+    assert torch.equal(both.nll_nats[1], together.nll_nats[0])  # a small memory is read as one
+
+
+@torch.no_grad()
+def test_an_image_that_is_left_out_is_scored_by_the_groups_of_the_others(model: KppBits):
+    images = every_image()[HELD]
+    left = model.left_out(images)
+    shorter = model._terms_new(model.write(images[:-1]).as_batch(), images[None, -1:])
+    torch.testing.assert_close(left.nll_nats[-1:], shorter.nll_nats[0], atol=1e-5, rtol=0)
+    again = model.left_out(torch.stack([images, images.flip(0)]))
+    torch.testing.assert_close(again.nll_nats[0], left.nll_nats, atol=1e-5, rtol=0)
+
+
+@torch.no_grad()
+def test_new_images_of_a_large_memory_are_each_like_one_group(model: KppBits, memory: Memory):
+    handles = [int(one) for one in memory.handles]
+    alone = [model._read_kin(memory.as_batch(), handle) for handle in handles]
+    groups = []
+    for i in range(len(handles)):
+        pair = (handles[i], handles[nearest(alone, i)])
+        few = memory.free(*[handle for handle in handles if handle not in pair])
+        groups.append(model._read_kin(few.as_batch())[0])
+    found = model._expect(memory.as_batch(), 60, None, seeded(0))[0]
+    which = [
+        [g for g, group in enumerate(groups) if torch.allclose(one, group, atol=1e-5)]
+        for one in found
+    ]
+    assert all(which) and {g for some in which for g in some} == set(range(len(groups)))
+    for how in ({}, {"sample_pixels": True}):
+        new = model.generate(memory, 5, generator=seeded(1), **how)
+        assert new.shape == (5, 1, 3, 3)
+        assert torch.equal(new, model.generate(memory, 5, generator=seeded(1), **how))
+
+
+def test_the_most_alike_are_the_nearest_and_a_block_is_in_its_own_group():
+    expected = torch.tensor([0.0, 10.0, 0.1, 10.3, 5.0]).view(-1, 1, 1, 1)
+    assert most_alike(expected, 2).tolist() == [[0, 2], [1, 3], [2, 0], [3, 1], [4, 2]]
+    same = torch.zeros(4, 1, 1, 1)  # equal blocks: each is still in its own group
+    assert most_alike(same, 2)[:, 0].tolist() == [0, 1, 2, 3]
+    assert most_alike(same, 9).shape == (4, 4)
