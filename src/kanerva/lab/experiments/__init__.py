@@ -28,6 +28,7 @@ NAMES = {  # experiment: file; first in the paper's order, then those beyond it
     "lossless": "lossless",
     "gist": "gist",
     "files": "files",
+    "mixed-memories": "mixed_memories",
     "classify": "classify",
     "new-drawings": "new_drawings",
     "store-search": "store_search",
