@@ -2,8 +2,9 @@
 
     python benchmarks/cpu_training.py results/bench/cpu-training.json [ROUNDS]
 
-Each measurement is a process of its own. Those of a model run in turn, round after round, so that
-other work on the machine disturbs all of them alike; the record has medians. Images are random.
+Each measurement is a process of its own with one thread, and counts processor time, because
+machines are shared. Those of a model run in turn, round after round; the record has medians. Images
+are random.
 """
 
 import json
@@ -12,7 +13,6 @@ import resource
 import statistics
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -46,13 +46,14 @@ def measure(preset: str, model: str, images: int, kept: bool, parts: bool) -> di
     step = Step(fabric, assemble(config, fabric, "eager"), clip=config.optim.clip, form="eager")
     for number in range(WARM + STEPS):
         if number == WARM:
-            began, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF)
+            before = resource.getrusage(resource.RUSAGE_SELF)
         step(episodes.batch_at(number), seed=number, lr=1e-3, decay=0.9)
         step.look()
     after = resource.getrusage(resource.RUSAGE_SELF)
     count = STEPS * config.batch * config.episode_length
+    took = sum(getattr(after, part) - getattr(before, part) for part in ("ru_utime", "ru_stime"))
     return {
-        "images_per_s": count / (time.perf_counter() - began),
+        "images_per_cpu_s": count / took,
         "faults_per_image": (after.ru_minflt - before.ru_minflt) / count,
         "peak_gib": after.ru_maxrss / 2**20,
         "T": config.episode_length,
@@ -61,6 +62,8 @@ def measure(preset: str, model: str, images: int, kept: bool, parts: bool) -> di
 
 def main(path: Path, rounds: int) -> None:
     """Run all measurements and save the record."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("MALLOC_")}
+    environment["OMP_NUM_THREADS"] = "1"
     rows = []
     for (preset, model), images in RUNS.items():
         arms = [(False, False), (True, False), (False, True), (True, True)]
@@ -71,15 +74,15 @@ def main(path: Path, rounds: int) -> None:
                 words = [preset, model, images, *(int(one) for one in arm)]
                 out = subprocess.run(
                     [sys.executable, __file__, *map(str, words)],
-                    env={k: v for k, v in os.environ.items() if not k.startswith("MALLOC_")},
+                    env=environment,
                     capture_output=True, text=True, check=True,
                 ).stdout  # fmt: skip
                 found[arm].append(json.loads(out.splitlines()[-1]))
-        base = statistics.median(one["images_per_s"] for one in found[arms[0]])
+        base = statistics.median(one["images_per_cpu_s"] for one in found[arms[0]])
         for (kept, parts), each in found.items():
             row = {key: statistics.median(one[key] for one in each) for key in each[0]}
             row |= {"preset": preset, "model": model, "images": images, "kept": kept}
-            rows.append(row | {"parts": parts, "speed_up": row["images_per_s"] / base})
+            rows.append(row | {"parts": parts, "speed_up": row["images_per_cpu_s"] / base})
             print(rows[-1], flush=True)
     import torch
 
@@ -91,7 +94,7 @@ def main(path: Path, rounds: int) -> None:
         "command": f"python benchmarks/cpu_training.py {path} {rounds}",
         "rounds": rounds,
         "steps": STEPS,
-        "threads": torch.get_num_threads(),
+        "threads": 1,
         "device": device_name(torch.device("cpu")),
         "commit": commit(),
         "versions": versions(),

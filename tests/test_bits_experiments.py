@@ -7,10 +7,19 @@ import torch
 from torch import Tensor
 
 from kanerva import Memory
+from kanerva.errors import UserError
 from kanerva.evaluation.frechet import train_feature_extractor
-from kanerva.lab.experiments import classify, few_shot, files, gist, new_drawings
+from kanerva.lab.experiments import (
+    classify,
+    few_shot,
+    files,
+    gist,
+    mixed_memories,
+    new_drawings,
+)
 from kanerva.lab.harness import Lab
 from kanerva.memory.container import SIZE
+from kanerva.models import kpp_bits, reads_kin
 from kanerva.models.kpp_bits import KppBits
 from test_bits import CONFIG, shake
 
@@ -247,3 +256,48 @@ def test_the_classifier_learns_from_what_is_not_written(drawings: Tensor, tmp_pa
     assert extractor.classes == 4 and extractor.accuracy is not None
     share = new_drawings.recognise(extractor, drawings[:, :5], rivals)
     assert share.shape == (4,) and share.mean() > 0.5  # chance: a quarter
+
+
+# mixed-memories
+
+
+@torch.no_grad()
+def test_mixed_memories_are_scored_as_written_memories_are(
+    model: KppBits, monkeypatch: pytest.MonkeyPatch
+):
+    for module in (reads_kin, kpp_bits, mixed_memories):
+        monkeypatch.setattr(module, "MOST", 4)
+    monkeypatch.setattr(reads_kin, "GROUP", 2)
+    drawings = torch.bernoulli(torch.full((6, 3, 1, 10, 7), 0.3))
+    held = few_shot.Written(model, drawings)
+    noise = torch.Generator().manual_seed(0)
+    own, others = mixed_memories.deal(held, (3, 2), noise)
+    assert own.shape == (3, 3, 2) and others.shape == (3, 1, 2)
+    chosen = own[:, 0, 0].tolist() + others[:, 0, 0].tolist()
+    assert sorted(chosen) == list(range(6))  # the others' characters are not in the memory
+    assert all(sorted(row) == [0, 1, 2] for row in own[..., 1].tolist())
+    found = mixed_memories.score(held, own, others, noise)
+    memory = model.write(drawings[own[:, :2].flatten(0, 1).unbind(-1)]).as_batch()
+    for name, pairs in (("groups", own[:, 2]), ("unrelated", others[:, 0])):
+        images = drawings[pairs.unbind(-1)]
+        expected = model._terms_new(memory, images[None]).nll_nats[0]
+        torch.testing.assert_close(found[name], expected, atol=1e-4, rtol=0)
+        empty = model.elbo(images[None], model.empty(1)).nll_nats[0]
+        torch.testing.assert_close(found[f"{name} empty"], empty.double(), atol=1e-4, rtol=0)
+    one = model.write(drawings[own[1, :2].unbind(-1)]).as_batch()
+    alone = model._terms_new(one, drawings[own[1, 2].unbind(-1)][None, None]).nll_nats[0, 0]
+    assert float(found["own"][1]) == pytest.approx(float(alone), abs=1e-4)
+    with pytest.raises(UserError, match="too few for 4 x 2"):
+        mixed_memories.deal(held, (4, 2), noise)
+
+
+def test_the_verdict_on_mixed_memories_is_that_of_the_figures():
+    def found(mean: float) -> dict[str, float]:
+        return {"mean": mean, "error": 0.2}
+
+    names = {"empty": 110.0, "together": 0.3, "own": -6.0, "unrelated": 0.9}
+    row = {"characters": 20, "each": 5, "memories": 7} | {n: found(v) for n, v in names.items()}
+    for mean, words in ((-3.0, "helps (-3.00"), (3.0, "costs (+3.00"), (0.3, "no difference")):
+        figures = {"characters": 40, "rows": [row | {"groups": found(mean)}]}
+        assert words in mixed_memories.verdict(figures)
+        assert f"{mean:+.2f} ± 0.20" in mixed_memories.table(figures)[1]

@@ -124,15 +124,16 @@ class ReadsKin(Kpp):
         """ln p(x | M, new, related to the stored images) of a large memory, or slightly less: the
         sum over the groups from which images like x are expected."""
         singles = self._singles(held)
-        groups = self._read_groups(held, most_alike(singles, GROUP))
         nothing = torch.zeros(len(images), *self.writer.shape, device=self.device)
         every = torch.ones(len(images), dtype=torch.bool, device=self.device)
         own = self._singles(Readable(nothing, self.encoder(images[None])[0], every))
         apart = torch.cdist(own.flatten(1), singles.flatten(1))
         tried = apart.topk(min(TRIED, len(singles)), largest=False).indices
+        needed, at = tried.unique(return_inverse=True)
+        groups = self._read_groups(held, most_alike(singles, GROUP)[needed])
         scores = [
             self.log_like(groups[some], image.expand(len(some), 1, *image.shape))[:, 0]
-            for image, some in zip(images, tried, strict=True)
+            for image, some in zip(images, at, strict=True)
         ]
         return torch.stack(scores).logsumexp(dim=1) - math.log(len(singles))
 

@@ -11,7 +11,7 @@ import math
 from typing import Any
 
 import torch
-from jaxtyping import Float, Float64
+from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
 from kanerva.errors import UserError
@@ -22,6 +22,8 @@ from kanerva.lab.harness import About, Figures, Finding, Lab
 from kanerva.memory.kin import MOST, NEW, mix_unlike
 from kanerva.models.kpp_bits import KppBits
 from kanerva.models.reads_kin import Readable
+
+Others = Int[Tensor, "N 1 2"]  # the same, one drawing of each of N other characters
 
 SIZES = ((20, 2), (20, 5), (50, 5))  # characters in a memory, drawings of each
 QUICK = ((8, 5),)
@@ -41,7 +43,7 @@ def readable(held: Written, written: Pairs) -> Readable:
     return Readable(nothing, held.features[pairs.unbind(-1)], every)
 
 
-def deal(held: Written, size: tuple[int, int], noise: torch.Generator) -> tuple[Pairs, Pairs]:
+def deal(held: Written, size: tuple[int, int], noise: torch.Generator) -> tuple[Pairs, Others]:
     """Pairs (character, drawing) of a random memory, a row for each character: those to write,
     then one more. After them as many other characters, one drawing each."""
     many, each = size
@@ -56,7 +58,7 @@ def deal(held: Written, size: tuple[int, int], noise: torch.Generator) -> tuple[
 
 
 def score(
-    held: Written, own: Pairs, others: Pairs, noise: torch.Generator
+    held: Written, own: Pairs, others: Others, noise: torch.Generator
 ) -> dict[str, Float64[Tensor, " N"]]:
     """Nats of each character's next drawing, the key included; of `unrelated`, of the others'."""
     model, written = held.model, own[:, :-1]
