@@ -219,6 +219,5 @@ def bits(run: RunConfig) -> RunConfig:
     # A character has 20 drawings, some of them for validation: 16 or more are left of most. Most
     # episodes are of one character.
     data = replace(run.data, augment="affine", kin=0.85)
-    run = reshaped(run, encoder={"width": 48}, decoder={"base": 72})  # as the trained models have
-    run = reshaped(run, code={"gist_bits": 28.0}, memory={"unwritten": 0.25})
+    run = reshaped(run, code={"gist_bits": 28.0})
     return replace(run, episode_length=16, batch=64, steps=8000, data=data)
