@@ -52,7 +52,7 @@ MODELS = (OURS, EMPTY, COPIES, "dkm", "no-memory", "vae")
 INDEPENDENT = "independent pixels"  # the bound with pixels independent given z
 BY_SEED = ("own", "over_empty")  # scores that a record keeps for each seed
 LINES = {(False, False): "-", (True, False): ":", (False, True): "--", (True, True): "-."}
-OFF = 1000  # nats: beyond this a model fails on its input, and plots get a log scale
+OFF = 1000  # nats: beyond this a model fails on its input
 TITLES = {  # of the scores in a table
     "own": "bound of a drawing that is not written, under drawings of its character",
     "gain": "the same under as many drawings of another character, less that",
@@ -371,18 +371,32 @@ def draw(lab: Lab, figures: Figures) -> Figure:
         "own": "what it costs",
     }
     for axes, (key, title) in zip(figure.subplots(1, 3), titles.items(), strict=True):
-        for label, found in figures["models"].items():
-            if label != "vae" or key == "own":
-                look = {"color": plots.COLOURS[label.split(",")[0]], "label": label}
-                look |= {"ls": LINES[INDEPENDENT in label, COPIES in label]}
-                values = [row[key] for row in found["written"]]
-                plots.draw_line(axes, range(len(counts)), values, **look)
+        drawn = {
+            label: [row[key] for row in found["written"]]
+            for label, found in figures["models"].items()
+            if label != "vae" or key == "own"
+        }
+        low, high = limits([v for label, each in drawn.items() if OURS in label for v in each])
+        for label, values in drawn.items():
+            inside = all(low <= value["mean"] <= high for value in values)
+            look: dict[str, Any] = {
+                "color": plots.COLOURS[label.split(",")[0]],
+                "label": label if inside else f"{label} (off the plot: see the table)",
+                "ls": LINES[INDEPENDENT in label, COPIES in label],
+            }
+            plots.draw_line(axes, range(len(counts)), values, **look)
         across = "drawings of its character that are written"
         plots.finish_axes(axes, across, counts, title, range(len(counts)))
-        if max(abs(end) for end in axes.get_ylim()) > OFF:  # huge values hide the others
-            axes.set_yscale("log" if key == "own" else "symlog")
+        axes.set_ylim(low, high)
     figure.axes[-1].legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
     return figure
+
+
+def limits(values: list[Estimate]) -> tuple[float, float]:
+    """The range of a panel: that of our models, and some room. Others may be far off."""
+    means = [value["mean"] for value in values]
+    room = 0.2 * (max(means) - min(means)) + 1
+    return min(means) - room, max(means) + room
 
 
 ABOUT = About(
