@@ -456,12 +456,12 @@ def test_training_moves_every_network(images: Tensor):
 def test_the_loss_of_a_step_is_the_sum_of_its_parts(
     images: Tensor, monkeypatch: pytest.MonkeyPatch, size: int
 ):
-    """The sketch by a pass of its own over all images, whether or not q's pass tells it."""
+    """With the sketch of all images, of which those that are written count."""
     config = replace(CONFIG, readout=replace(CONFIG.readout, size=size))
     model, seen = KppBits(config).train(), {}
     shake(model.readout, 0.05)
     shake(model.kin, 0.1)
-    nats, price, read = model.pixel_code.mean_nats, model.prior.nats, model.readout.forward
+    nats, price = model.pixel_code.mean_nats, model.prior.nats
 
     def watch(name: str, function):
         def call(*given, **options):
@@ -472,16 +472,15 @@ def test_the_loss_of_a_step_is_the_sum_of_its_parts(
 
     monkeypatch.setattr(model.pixel_code, "mean_nats", watch("pixels", nats))
     monkeypatch.setattr(model.prior, "nats", watch("price", price))
-    monkeypatch.setattr(model.readout, "forward", watch("read", read))
     monkeypatch.setattr(kpp_bits, "_SPREAD", 1.0)
     beta = float(model.log_beta.exp())
     noise = torch.Generator().manual_seed(0)
     outputs = model(images.expand(5, -1, -1, -1, -1), noise)
-    (blocks, _), options = seen["read"][0], seen["read"][1]
+    blocks = seen["pixels"][0][0].unflatten(0, (5, 6)).unflatten(-1, model.writer.shape)
     kept = blocks.flatten(2)[..., -model.config.code.groups :]  # flags of what is held
     written = kept.any(dim=-1)
     assert 5 <= int(written.sum()) < 30
-    means = read(blocks, beside=options["beside"], sample=False).readout
+    means = model.readout(blocks, sample=False).readout
     drawn = model.likelihood.log_prob(model.decoder(means), images.expand(5, -1, -1, -1, -1))
     total = (beta * seen["price"][2].unflatten(0, (5, 6)) * kept).sum(dim=-1)
     total = (total - kpp_bits._SKETCH * drawn * written).mean() + seen["pixels"][2]

@@ -14,6 +14,7 @@ from kanerva import Memory
 from kanerva.errors import UserError
 from kanerva.memory.fixed_point import BIT
 from kanerva.memory.kin import MOST, NEW, UNLIKE, key_costs, new_costs, waves
+from kanerva.models import kpp_bits
 from kanerva.models.kpp_bits import KppBits
 from test_bits import CONFIG, shaken, twin_of
 
@@ -245,6 +246,30 @@ def test_training_writes_any_number_of_images_alike(model: KppBits):
     assert bool(((counts[1:8] - 1000).abs() < 200).all())
     assert torch.equal(written, written.cummin(dim=1).values.bool())  # a prefix
     assert not model._choose_written(5, 1, seeded(0)).any()
+
+
+@torch.no_grad()
+def test_in_training_no_image_is_predicted_from_itself(model: KppBits, images: Tensor):
+    """Change image t: what is said of t does not move. An image of another fold that is predicted
+    from t hears of it, and so does one that is not written."""
+    episode = torch.cat([images, images.flip(-1)])[None]
+    written = torch.arange(12)[None] < 9
+    asks = torch.arange(12)[None] != 7
+    features, nothing = model.encoder(episode), torch.zeros(1, 12, *model.writer.shape)
+
+    def ask(features: Tensor) -> Tensor:
+        every = torch.ones_like(written)
+        return model._ask_in_folds(nothing, features, every, written, asks)[0]
+
+    before = ask(features)
+    for t in (1, 8, 10):
+        other = features.clone()
+        other[:, t] += 1
+        moved = (ask(other) - before).flatten(1).abs().amax(dim=1) > 1e-4
+        hears = [s < 9 and t < 9 and s % kpp_bits._FOLDS != t % kpp_bits._FOLDS for s in range(12)]
+        hears[9:] = [t < 9] * 3
+        assert moved.tolist() == [h and s != 7 for s, h in enumerate(hears)]
+    assert not before[7].any() and bool(before[8].any())
 
 
 def test_places_start_as_waves_that_tell_them_apart():

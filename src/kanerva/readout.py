@@ -79,11 +79,6 @@ class Reading:
         return torch.cat([value.flatten(2) for value in self.values], dim=-1)
 
     @property
-    def prior_mean(self) -> Readout:
-        """The prior mean of each part, given the values of the parts before it."""
-        return torch.cat([prior.mean.flatten(2) for prior in self.priors], dim=-1)
-
-    @property
     def kl(self) -> PerImage:
         """KL[q(z|.) || p(z|M, y)]; zero if z was sampled from p."""
         pairs = zip(self.sources, self.priors, strict=True)

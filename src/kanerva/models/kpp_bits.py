@@ -35,17 +35,19 @@ from kanerva.memory.pixel_code import PixelCode
 from kanerva.memory.refine import refine_gists
 from kanerva.memory.writers import GistWriter
 from kanerva.models.base import Handles, Images, LogWeights, PerImage, all_but_one
-from kanerva.models.reads_kin import Readable, ReadsKin
+from kanerva.models.reads_kin import Known, Readable, ReadsKin
 from kanerva.models.terms import ElboTerms
 from kanerva.seeding import Noise, uniform
-from kanerva.shapes import Blocks, Cells, Episode, FeatureMaps
+from kanerva.shapes import Blocks, Cells, Episode, FeatureMaps, KinMaps
 
 PixelCounts = Int[Tensor, "B T n"]
 _SPREAD = 2.0  # training samples beta from 1/2 to 2 times its current value
 _SKETCH = 0.5  # weight of the sketch loss
 _WHOLE = 0.8  # share of episodes in which whole blocks are read as images, not as gists
 _SHORT = 0.15  # share of written blocks that training truncates after a random group
-_ALONE = 0.25  # share of unwritten images that are scored as in an empty memory
+_ALONE = 0.25  # share of images that are scored as in an empty memory
+_KNOWN = 0.25  # share of written images that are scored given their gist
+_FOLDS = 4  # of an episode: a written image is predicted from the written ones of other folds
 _BLURRED = 0.25  # share of gists to which training adds noise instead of rounding them
 _FIRST_BETA, _BETA_STEP = 0.1, 0.003  # beta starts low: an expensive gist would never be used
 
@@ -75,21 +77,22 @@ class KppBits(ReadsKin):
     # Training
 
     def forward(self, episode: Episode, generator: Noise = None) -> dict[str, Tensor]:
-        """The bound of the sketch; as `auxiliary`, the cost of gists and of pixels.
+        """The bound of independent pixels; as `auxiliary`, the cost of gists, pixels and sketches.
 
-        Some images of each episode are not written: they are predicted from the others (`kin`).
+        Some images of each episode are not written. They are predicted from those that are (`kin`).
+        Most of the others are too, in the bound: from those of other folds.
         """
         episode = self.as_episodes(episode)
         batch, length = episode.shape[:2]
         features, groups = self.encoder(episode), self.config.code.groups
-        chance = uniform((batch, length, 4), generator, self.device)
+        chance = uniform((batch, length, 5), generator, self.device)
         rate = 2 * chance[..., 0] - 1
         numbers = self.writer.numbers(features, rate)
         noise = uniform(tuple(numbers.shape), generator, self.device) - 0.5
         # Most gists are rounded, as when writing. Some get noise instead: a number that is always
         # rounded to zero carries no information, so it would get no gradient and stay zero.
         blurred = (numbers + noise).clamp(-LARGEST, LARGEST)
-        gists = torch.where(chance[..., 3:] < _BLURRED, blurred, quantise_gist(numbers))
+        gists = torch.where(chance[..., 3:4] < _BLURRED, blurred, quantise_gist(numbers))
         written = self._choose_written(batch, length, generator)
         first = slice(self._most_written(length))  # images after these are never written
         some = 1 + (chance[..., 1] * (groups - 1)).floor()
@@ -97,21 +100,19 @@ class KppBits(ReadsKin):
         blocks = self.writer.blocks(gists, kept)
         # by episode: a memory is usually shrunk as a whole, or not at all
         whole = (kept == groups) & (uniform((batch, 1), generator, self.device) < _WHOLE)
-        reads = ~written & (chance[..., 2] >= _ALONE)
-        readable = [part[:, first] for part in (blocks, features, whole, written)]
-        kin = self.ask_kin(*readable)[:, None] * reads[..., None, None, None]
+        known = written & (chance[..., 4] < _KNOWN)
+        asks = ~known & (chance[..., 4] < 1 - _ALONE)
+        kin = self._ask_in_folds(blocks, features, whole, written, asks)
         for_code, for_z = self._split_kin(kin)
-        reading = self.readout(blocks, features, beside=for_z, generator=generator)
+        for_code = for_code * ~written[..., None, None, None]  # these have a gist
+        own = blocks * known[..., None, None, None]  # else zeros, as in an empty memory
+        reading = self.readout(own, features, beside=for_z, generator=generator)
         likelihood = self.log_likelihood(reading.readout, episode)
         price = self.prior.nats(numbers.flatten(0, 1), blurred.flatten(0, 1))
         beta = self._adapt_beta(price.sum(dim=-1)) * _SPREAD**rate
         held = torch.arange(groups, device=self.device) < kept[..., None]
         price = (price.unflatten(0, (batch, length)) * held).sum(dim=-1)
-        if len(self.readout.shapes) == 1:  # else parts depend on samples of the parts before
-            means = reading.prior_mean[:, first]
-        else:
-            at_mean = {"beside": for_z[:, first], "sample": False}
-            means = self.readout(blocks[:, first], **at_mean).readout
+        means = self.readout(blocks[:, first], sample=False).readout
         log_p = self.likelihood.log_prob(self.decoder(means), episode[:, first])
         sketch = -(log_p * written[:, first]).sum() / written.numel()
         pixels = self.pixel_code.mean_nats(
@@ -121,6 +122,28 @@ class KppBits(ReadsKin):
         terms = ElboTerms(likelihood, reading.kl, key.to(likelihood.dtype))
         auxiliary = (beta * price).mean() + pixels + _SKETCH * sketch
         return terms.by_name() | {"auxiliary": auxiliary}
+
+    def _ask_in_folds(
+        self, blocks: Blocks, features: FeatureMaps, whole: Known, written: Known, asks: Known
+    ) -> KinMaps:
+        """Predict the images that ask from those that are written; one that is written itself from
+        those of other folds. Zeros for images that do not ask."""
+        length = written.shape[1]
+        fold = torch.arange(length, device=self.device) % _FOLDS
+        memories = [written, *(written & (fold != number) for number in range(_FOLDS))]
+        first = slice(self._most_written(length))
+        readable = [
+            part[:, first].repeat_interleave(len(memories), dim=0)
+            for part in (blocks, features, whole)
+        ]
+        held = torch.stack(memories, dim=1)[:, :, first].flatten(0, 1)
+        found = self.ask_kin(*readable, held).unflatten(0, (-1, len(memories)))
+        asked = torch.where(written, 1 + fold, 0).masked_fill(~asks, -1)
+        each = [
+            found[:, None, number] * (asked == number)[..., None, None, None]
+            for number in range(len(memories))
+        ]
+        return torch.stack(each).sum(dim=0)
 
     @torch.no_grad()
     def _adapt_beta(self, price: Float[Tensor, " N"]) -> Tensor:
