@@ -132,12 +132,10 @@ class KppBits(ReadsKin):
         fold = torch.arange(length, device=self.device) % _FOLDS
         memories = [written, *(written & (fold != number) for number in range(_FOLDS))]
         first = slice(self._most_written(length))
-        readable = [
-            part[:, first].repeat_interleave(len(memories), dim=0)
-            for part in (blocks, features, whole)
-        ]
-        held = torch.stack(memories, dim=1)[:, :, first].flatten(0, 1)
-        found = self.ask_kin(*readable, held).unflatten(0, (-1, len(memories)))
+        read = [part[:, first] for part in (blocks, features, whole)]
+        read = [part.repeat_interleave(len(memories), dim=0) for part in read]
+        read += [torch.stack(memories, dim=1)[:, :, first].flatten(0, 1)]
+        found = self.ask_kin(*read).unflatten(0, (-1, len(memories)))
         asked = torch.where(written, 1 + fold, 0).masked_fill(~asks, -1)
         each = [
             found[:, None, number] * (asked == number)[..., None, None, None]
