@@ -282,3 +282,17 @@ def test_places_start_as_waves_that_tell_them_apart():
         assert bool((near.flatten().topk(2).values.diff() < -1).all())
         away = (torch.arange(7) - column).abs()
         assert float(near[row, away == 1].min()) > float(near[row, away > 1].max())
+
+
+@torch.no_grad()
+def test_memories_of_the_same_blocks_are_read_together_as_apart(model: KppBits, images: Tensor):
+    episodes = torch.stack([images, 1 - images])
+    features, blocks = model.encoder(episodes), model.quick_blocks(model.encoder(episodes))
+    whole = torch.rand(2, 6, generator=seeded(1)) < 0.5
+    held = torch.rand(6, 6, generator=seeded(2)) < 0.6  # three memories of each episode
+    together = model.ask_kin(blocks, features, whole, held)
+    for row, memory in enumerate(held):
+        apart = [part[row // 3, None] for part in (blocks, features, whole)]
+        apart = model.ask_kin(*apart, memory[None])  # pyright: ignore[reportCallIssue]
+        torch.testing.assert_close(together[row, None], apart, rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(together[0], together[1], atol=1e-3)

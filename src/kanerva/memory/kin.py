@@ -24,7 +24,6 @@ UNLIKE = 0.125  # p(the image is unrelated to what is stored | M, new)
 _WIDTH, _LAYERS, _HEADS = 128, 3, 4  # ours
 
 Expected = Float[Tensor, "B maps Hq Wq"]  # what a new image is expected to look like
-Tokens = Float[Tensor, "B n W"]
 
 
 class KinReader(nn.Module):
@@ -50,13 +49,14 @@ class KinReader(nn.Module):
         features: FeatureMaps,
         gists: Float[Tensor, "B T G Hq Wq"],
         whole: Bool[Tensor, "B T"],
-        held: Bool[Tensor, "B T"],
-    ) -> Expected:
+        held: Bool[Tensor, "R T"],
+    ) -> Float[Tensor, "R maps Hq Wq"]:
         """Attend to `features` of the images that are stored as a `whole`, and to `gists`, at the
-        same resolution, of the others. `held`: which of the T blocks there are."""
+        same resolution, of the others. `held`: which of the T blocks a memory holds, for one or
+        several memories of each row of blocks."""
         from_image, from_gist = self.see(features.flatten(3).mT), self.guess(gists.flatten(3).mT)
         tokens = torch.where(whole[..., None, None], from_image, from_gist) + self.place
-        tokens = torch.cat([self.nothing.expand(len(held), -1, -1), tokens.flatten(1, 2)], dim=1)
+        tokens = torch.cat([self.nothing.expand(len(whole), -1, -1), tokens.flatten(1, 2)], dim=1)
         visible = held.repeat_interleave(len(self.place), dim=1)
         visible = torch.cat([held.new_ones(len(held), 1), visible], dim=1)
         x = self.queries.expand(len(held), -1, -1)
@@ -91,9 +91,15 @@ class _Attend(nn.Module):
             nn.Linear(2 * _WIDTH, _WIDTH),
         )
 
-    def forward(self, x: Tokens, tokens: Tensor, visible: Bool[Tensor, "B m"]) -> Tokens:
+    def forward(
+        self,
+        x: Float[Tensor, "R n W"],
+        tokens: Float[Tensor, "B m W"],
+        visible: Bool[Tensor, "R m"],
+    ) -> Float[Tensor, "R n W"]:
         x_in = self.norm(x)
-        keys, values = self.pair(torch.cat([self.before(tokens), x_in], dim=1)).chunk(2, dim=-1)
+        others = self.pair(self.before(tokens)).repeat_interleave(len(x) // len(tokens), dim=0)
+        keys, values = torch.cat([others, self.pair(x_in)], dim=1).chunk(2, dim=-1)
         mask = torch.cat([visible, visible.new_ones(x.shape[:2])], dim=1)
         heads = [part.unflatten(-1, (_HEADS, -1)).transpose(1, 2) for part in (keys, values)]
         query = self.query(x_in).unflatten(-1, (_HEADS, -1)).transpose(1, 2)

@@ -133,8 +133,7 @@ class KppBits(ReadsKin):
         memories = [written, *(written & (fold != number) for number in range(_FOLDS))]
         first = slice(self._most_written(length))
         read = [part[:, first] for part in (blocks, features, whole)]
-        read = [part.repeat_interleave(len(memories), dim=0) for part in read]
-        read += [torch.stack(memories, dim=1)[:, :, first].flatten(0, 1)]
+        read.append(torch.stack(memories, dim=1)[:, :, first].flatten(0, 1))
         found = self.ask_kin(*read).unflatten(0, (-1, len(memories)))
         asked = torch.where(written, 1 + fold, 0).masked_fill(~asks, -1)
         each = [

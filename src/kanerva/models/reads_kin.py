@@ -71,9 +71,12 @@ class ReadsKin(Kpp):
 
     # Read kin
 
-    def ask_kin(self, blocks: Blocks, features: FeatureMaps, whole: Known, held: Known) -> Expected:
+    def ask_kin(
+        self, blocks: Blocks, features: FeatureMaps, whole: Known, held: Bool[Tensor, "R T"]
+    ) -> Float[Tensor, "R maps Hq Wq"]:
         """Predict a new image from blocks: from the image of a block that stores all of it
-        (`whole`), else from its gist. `held`: which of the T blocks there are."""
+        (`whole`), else from its gist. `held`: which of the T blocks a memory holds, for one or
+        several memories of each row of blocks."""
         spread = self.readout.spread(blocks).unflatten(0, blocks.shape[:2])
         return self.kin(features, spread, whole, held)
 
