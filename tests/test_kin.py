@@ -284,3 +284,27 @@ def test_memories_of_the_same_blocks_are_read_together_as_apart(model: KppBits, 
         apart = model.ask_kin(*apart, memory[None])  # pyright: ignore[reportCallIssue]
         torch.testing.assert_close(together[row, None], apart, rtol=1e-4, atol=1e-5)
     assert not torch.allclose(together[0], together[1], atol=1e-3)
+
+
+@pytest.mark.parametrize("role", ["known", "alone", "asks"])
+def test_in_training_an_image_is_given_its_gist_or_nothing_or_its_kin(
+    model: KppBits, images: Tensor, role: str, monkeypatch: pytest.MonkeyPatch
+):
+    given, read = [], model.readout.forward
+
+    def watch(*traces: Tensor, **rest):
+        given.append((*traces, rest.get("beside")))
+        return read(*traces, **rest)
+
+    monkeypatch.setattr(model.readout, "forward", watch)
+    monkeypatch.setattr(kpp_bits, "_KNOWN", float(role == "known"))
+    monkeypatch.setattr(kpp_bits, "_ALONE", float(role == "alone"))
+    model(images.expand(5, -1, -1, -1, -1), seeded(0))
+    (own, _, kin), (blocks, _) = given  # the bound's, the sketch's of those that may be written
+    gist = own[:, : blocks.shape[1]]
+    assert torch.equal(gist, blocks if role == "known" else torch.zeros_like(blocks))
+    written = blocks.flatten(2).any(dim=-1)
+    told = kin.flatten(2).any(dim=-1)[:, : written.shape[1]]
+    alone = written.sum(dim=1) == 1  # a single written image has no other to be predicted from
+    expected = {"known": ~written, "alone": torch.zeros_like(written)}
+    assert torch.equal(told, expected.get(role, ~(written & alone[:, None])))

@@ -79,8 +79,8 @@ class KppBits(ReadsKin):
     def forward(self, episode: Episode, generator: Noise = None) -> dict[str, Tensor]:
         """The bound of independent pixels; as `auxiliary`, the cost of gists, pixels and sketches.
 
-        Some images of each episode are not written. They are predicted from those that are (`kin`).
-        Most of the others are too, in the bound: from those of other folds.
+        Some images of each episode are not written: they are predicted from those that are (`kin`).
+        The bound of about half of the written ones is predicted too, from those of other folds.
         """
         episode = self.as_episodes(episode)
         batch, length = episode.shape[:2]
