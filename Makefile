@@ -54,7 +54,7 @@ docs: setup
 	$(BIN)/python -m kanerva.lab.benchmark.report docs/speed.png results/bench/throughput*.json
 	$(BIN)/python -m kanerva.lab.page docs/experiments results/reproduce
 	$(BIN)/python -m kanerva.lab.capacity docs/capacity.png results/mnist/kpp-store*-s0.json \
-	  results/mnist/kpp-bits-bits*-s0.json results/mnist/kpp-empty-s?.json results/reproduce/gist-mnist.json results/reproduce/lossless-mnist.json
+	  results/mnist/kpp-bits-bits*-s0.json results/mnist/kpp-*empty-s?.json results/reproduce/gist-mnist.json results/reproduce/lossless-mnist.json
 
 # The generator is an extra: `make test` does without it.
 $(VENV)/.site: $(STAMP)

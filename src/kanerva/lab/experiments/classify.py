@@ -165,8 +165,8 @@ def verdict(figures: Figures) -> str:
 ABOUT = About(
     paper="beyond",
     shows="characters classified by what a memory makes cheap",
-    claim="A character's memory explains its own drawings best, so that memories classify without "
-    "being trained to.",
+    claim="A character's memory explains its own drawings best, so that memories classify, though "
+    "the model is trained on episodes of one character and not to classify.",
     quick="about 3 min on two cores",
     full="minutes on a GPU",
     presets=("omniglot",),

@@ -146,7 +146,8 @@ def verdict(figures: Figures) -> str:
 ABOUT = About(
     paper="beyond",
     shows="nats gained on unwritten drawings in a memory of many characters",
-    claim="A memory of many characters makes new drawings of them cheaper, without labels.",
+    claim="A memory of many characters makes new drawings of them cheaper, and nobody says of "
+    "which one they are.",
     quick="about 5 min on two cores",
     full="15 min on two cores with the model of the package",
     presets=("omniglot",),

@@ -14,6 +14,7 @@ from kanerva.pictures import MODEL_COLOURS, tile
 
 COLOURS = MODEL_COLOURS | {  # of models, and of what they are compared with
     "cue": "#555555",
+    "kpp-empty": "#b8c7d9",
     "kpp-small": "#7aa6d6",
     "dkm, 1 step": "#9fd0b0",
     "median 3x3": "#8e5ea2",
