@@ -20,7 +20,7 @@ MOST = 32  # ours: blocks that are read together. A larger memory is a mixture o
 GROUP = 5  # ours: blocks of a group: a stored block and those most like it
 TRIED = 64  # groups of which an image's likelihood is the sum; leaving out others only lowers it
 NEW = 0.5  # p(y = new | M), if anything is stored
-UNLIKE = 0.125  # p(the image is unrelated to what is stored | M, new)
+UNLIKE = 0.25  # p(the image is unrelated to what is stored | M, new)
 _WIDTH, _LAYERS, _HEADS = 128, 3, 4  # ours
 
 Expected = Float[Tensor, "B maps Hq Wq"]  # what a new image is expected to look like
