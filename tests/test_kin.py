@@ -131,6 +131,24 @@ def test_an_empty_memory_is_the_twin_that_never_had_one(model: KppBits, images: 
     )
 
 
+@torch.no_grad()
+def test_the_decoder_sees_what_a_memory_tells_and_zeros_tell_it_nothing(
+    model: KppBits, images: Tensor
+):
+    blocks = torch.zeros(1, 6, *model.writer.shape)
+    told = model.ask_kin(blocks, model.encoder(images[None]), *torch.ones(2, 1, 6).bool())
+    told = model._split_kin(told[:, None].expand(-1, 6, -1, -1, -1))[1]
+    with_kin, nothing, zeros = (
+        model.readout(blocks, beside=beside, sample=False)
+        for beside in (told, None, torch.zeros_like(told))
+    )
+    assert torch.equal(model.decoder(zeros.readout), model.decoder(nothing.readout))
+    z = torch.cat([value.flatten(2) for value in with_kin.values], dim=-1)
+    assert not torch.allclose(model.decoder(with_kin.readout), model.decoder(z), atol=1e-3)
+    again = model.readout(blocks, beside=told, readout=with_kin.readout)
+    assert torch.equal(again.readout, with_kin.readout)
+
+
 def test_the_costs_of_being_new_add_up():
     held = torch.tensor([0, 1, 40])
     new = key_costs(held, torch.zeros(3, 1, dtype=torch.bool))

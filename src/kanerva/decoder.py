@@ -56,7 +56,8 @@ class SpatialDecoder(nn.Module):
     convolution predicts 2x2 pixels per position. The parameters of this first prediction are the
     sketch. With a pixel context it also outputs features, from which the context refines the sketch
     once the pixels above and to the left are known. With an outline, the outline's picture is added
-    to the predicted means.
+    to the predicted means. With `kin`, a readout may end with maps of what is expected of an image
+    that is not stored.
     """
 
     def __init__(
@@ -66,8 +67,9 @@ class SpatialDecoder(nn.Module):
         likelihood: Likelihood,
         image: tuple[int, int, int],
         outline: int = 0,
+        kin: bool = False,
     ) -> None:
-        """`outline`: how many numbers at the end of the readout are an outline; 0 for none."""
+        """`outline`: how many numbers of the readout are an outline; 0 for none."""
         super().__init__()
         self.likelihood = likelihood
         self.outline = FromCosines(outline, image) if outline else None
@@ -80,6 +82,8 @@ class SpatialDecoder(nn.Module):
             self.from_global = nn.Linear(readout.size, base * self.side[0] * self.side[1])
         if readout.channels:
             self.from_maps = nn.Conv2d(readout.channels, base, 3, padding=1)
+        if kin:
+            self.from_kin = nn.Conv2d(readout.prior_width, base, 3, padding=1, bias=False)
         self.outputs, last, self.near = outputs, outputs, None
         if config.neighbours:
             last = outputs + config.near_width
@@ -142,12 +146,15 @@ class SpatialDecoder(nn.Module):
 
     def _pixels(self, readout: Readout) -> tuple[Parameters, Features, OutlineMask | None]:
         """Return the sketch, the pixel context's features, and which images have an outline."""
-        numbers, maps, outline = readout.flatten(0, 1).split(self.sizes, dim=-1)
+        z, kin = readout.flatten(0, 1).tensor_split([sum(self.sizes)], dim=-1)
+        numbers, maps, outline = z.split(self.sizes, dim=-1)
         parts = []
         if numbers.shape[1]:
             parts.append(self.from_global(numbers).unflatten(-1, (-1, *self.side)))
         if maps.shape[1]:
             parts.append(self.from_maps(maps.unflatten(-1, (-1, *self.side))))
+        if kin.shape[1]:
+            parts.append(self.from_kin(kin.unflatten(-1, (-1, *self.side))))
         pixels = self.stack(sum(parts[1:], parts[0]))[..., : self.height, : self.width]
         sketch, features = pixels[:, : self.outputs], pixels[:, self.outputs :]
         if self.outline is None:

@@ -67,16 +67,20 @@ Normals = list[DiagonalNormal] | list[PointMass]
 class Reading:
     """A readout in parts. Each has a value, a prior, and the distribution it was sampled from.
 
-    Densities are computed on demand, because training needs only the divergence.
+    Densities are computed on demand, because training needs only the divergence. `beside` is not a
+    part of z: the decoder sees it as it is.
     """
 
     values: list[Tensor]
     priors: Normals
     sources: Normals  # q, or p if z was sampled from p
+    beside: KinMaps | None = None
 
     @property
     def readout(self) -> Readout:
-        return torch.cat([value.flatten(2) for value in self.values], dim=-1)
+        """What the decoder sees."""
+        beside = [] if self.beside is None else [self.beside]
+        return torch.cat([value.flatten(2) for value in [*self.values, *beside]], dim=-1)
 
     @property
     def kl(self) -> PerImage:
@@ -175,7 +179,7 @@ class SpatialReadout(nn.Module):
         """Compute the parts in order. z comes from q if the sample's `maps` are given, else from p.
 
         `readout` sets z instead of sampling it. `sample=False` takes the mean of each part.
-        `beside` holds maps that are added to the trace's own.
+        `beside` holds maps that are added to the trace's own, and that the decoder sees too.
         """
         lead = traces.shape[:2]
         context = self.spread(traces)
@@ -184,7 +188,9 @@ class SpatialReadout(nn.Module):
         context = self.body(context)
         seen = None if maps is None else self.embed(maps.flatten(0, 1))
         sizes = [prod(shape) for shape in self.shapes.values()]
-        fixed = [None] * len(sizes) if readout is None else readout.split(sizes, dim=-1)
+        fixed = [None] * len(sizes)
+        if readout is not None:
+            fixed = readout[..., : sum(sizes)].split(sizes, dim=-1)
         values, priors, sources = [], [], []
         for (part, shape), value in zip(self.shapes.items(), fixed, strict=True):
             if part == "outline":
@@ -207,7 +213,7 @@ class SpatialReadout(nn.Module):
             if part == "global" and "spatial" in self.shapes:
                 from_global = self.tell(value.flatten(0, 1))
                 context = context + from_global.unflatten(-1, context.shape[1:])
-        return Reading(values, priors, sources)
+        return Reading(values, priors, sources, beside)
 
     def spread(self, traces: Blocks) -> Float[Tensor, "N width Hq Wq"]:
         """Traces as quarter-size maps."""

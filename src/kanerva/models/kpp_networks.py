@@ -22,6 +22,7 @@ class KppNetworks(LatentModel):
     config: KppConfig | KppEmptyConfig
     encoder: SampleEncoder
     decoder: SpatialDecoder
+    reads_kin = False  # whether the decoder sees what a memory tells of images that are not stored
 
     def __init__(self, config: KppConfig | KppEmptyConfig) -> None:
         super().__init__(config)
@@ -40,6 +41,7 @@ class KppNetworks(LatentModel):
             self.likelihood,
             config.image,
             prod(trace) if outline else 0,
+            self.reads_kin,
         )
 
     @property

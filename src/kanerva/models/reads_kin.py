@@ -4,7 +4,8 @@
     p(x | M, new) = (1 - u) p(x | M, related to the stored images) + u p(x | empty memory)
 
 The reader of kin (`memory/kin.py`) predicts a new image from all stored blocks. Its output has two
-parts: maps for the pixel code, and maps for p(z | M, new), where pixels are independent given z.
+parts: maps for the pixel code, and maps for p(z | M, new) and p(x | z, M), where pixels are
+independent given z.
 
 If more than `MOST` of N blocks are stored, they are seldom all alike. Then
 
@@ -68,6 +69,7 @@ class ReadsKin(Kpp):
     writer: GistWriter  # pyright: ignore[reportIncompatibleVariableOverride]
     kin: KinReader
     pixel_code: PixelCode
+    reads_kin = True
 
     # Read kin
 
