@@ -190,6 +190,16 @@ def test_pixel_probabilities_of_all_images_add_up_to_one():
     assert share.std() > 0.05
 
 
+def test_an_untrained_block_changes_no_probability_but_training_can(images: Tensor):
+    torch.manual_seed(0)
+    code = KppBits(CONFIG).pixel_code
+    blocks, pixels = torch.randn(6, code.lift.weight.shape[1]).round(), images[:, 0]
+    nats = code.nats(blocks, pixels)
+    assert torch.equal(nats, code.nats(torch.zeros_like(blocks), pixels))
+    nats.sum().backward()
+    assert code.known.weight.grad is not None and (code.known.weight.grad != 0).any()
+
+
 def test_training_sees_the_probabilities_that_code(model: KppBits, images: Tensor):
     blocks = model.blocks(images[None], model.encoder(images[None])).flatten(2)[0]
     levels = model.pixel_code.levels(blocks, model.pixel_code.look(images[:, 0]))  # with gradients

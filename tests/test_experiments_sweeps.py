@@ -413,7 +413,8 @@ def test_drawings_encoded_once_are_read_as_memories_are(few: Lab):
     drawings = few_shot.characters(few, 6)[0]
     model = few.trained("kpp-bits")
     assert isinstance(model, KppBits)
-    for parameter in model.kin.parameters():  # kin that say something
+    heard = [*model.kin.parameters(), *model.pixel_code.known.parameters()]
+    for parameter in heard:  # kin that say something
         parameter += 0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0))
     mixed = few_shot.shuffle(drawings, torch.Generator().manual_seed(1))
     held = few_shot.Written(model, drawings)

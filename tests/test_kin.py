@@ -24,7 +24,7 @@ SMALL = replace(CONFIG, image=(1, 3, 3))  # small enough to count all images
 def make(config=CONFIG) -> KppBits:
     """A model whose reader of kin says something, and whose q is not p."""
     torch.manual_seed(5)
-    return shaken(config, pixel_code=0.2, kin=0.1, readout=0.05)
+    return shaken(config, pixel_code=0.4, kin=0.1, readout=0.05)
 
 
 @pytest.fixture

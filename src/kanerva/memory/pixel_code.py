@@ -62,7 +62,9 @@ class PixelCode(nn.Module):
         self.lift = FixedLinear(numbers, maps * places)
         self.mix = FixedLinear(9 * maps, 2 * maps)
         self.spread = FixedLinear(2 * maps, 16 * maps // 2)
-        self.known = FixedLinear(maps // 2, width)
+        # Zero at first: what an untrained block predicts is noise, and a network that learns to
+        # suppress it seldom learns to use it again.
+        self.known = FixedLinear(maps // 2, width, gain=0.0)
         self.taps = (radius + 1) * (2 * radius + 1) - radius - 1  # causal pixels of a window
         self.seen = FixedLinear(self.taps, width, gain=2.0)
         self.place = nn.Parameter(torch.zeros(width, *side))
