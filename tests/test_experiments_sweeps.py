@@ -19,6 +19,7 @@ from kanerva.lab.experiments import (
     Lab,
     episode_length,
     few_shot,
+    few_shot_views,
     measures,
     memory_useful,
     read_steps,
@@ -449,6 +450,34 @@ def test_a_cpu_measures_what_is_trained_and_names_the_rest(
     assert few.is_trained("vae", **few_shot.options(few, "vae"))
 
 
+def test_other_models_come_from_the_record_if_it_scored_the_same_drawings(
+    few: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(sweep, "RESULTS", tmp_path)
+    row = {"empty": {"mean": 9.0, "error": 1.0}, "written": []}
+    same = {"characters": 6, "rounds": 2, "written": [1, 3]}
+    earlier = {"models": {name: row for name in ("dkm", "vae", few_shot.COPIES)}}
+    record = {"commit": "a" * 40, "device": "NVIDIA H200", "figures": same | earlier}
+    path = tmp_path / "reproduce" / f"few-shot-{few.preset}.json"
+
+    def figures_with(**changes: object) -> dict:
+        write_record(record | {"figures": record["figures"] | changes}, path)
+        figures = same | {"models": {}, "missing": ["dkm", "no-memory", few_shot.COPIES]}
+        few_shot.add_earlier(few, figures)
+        return figures
+
+    found = figures_with()
+    assert found["models"] == {"dkm": row} and found["missing"] == ["no-memory", few_shot.COPIES]
+    source = {"commit": "a" * 40, "device": "NVIDIA H200", "models": ["dkm"]}
+    assert found["earlier"] == source
+    assert "dkm: from an earlier record" in few_shot_views.say_earlier(**source)
+    assert figures_with(earlier=source | {"commit": "b"})["earlier"]["commit"] == "b"
+    assert figures_with(rounds=4)["models"] == {}
+    path.unlink()
+    few_shot.add_earlier(few, untouched := same | {"models": {}, "missing": ["dkm"]})
+    assert untouched["models"] == {}
+
+
 def test_differences_are_paired_within_a_seed():
     """Characters that differ by far more than what is written saves on each."""
     easy = torch.linspace(50.0, 150.0, 9, dtype=torch.float64)
@@ -483,10 +512,10 @@ def test_few_shot_measures_every_model(few: Lab):
 
 
 def test_a_model_far_off_does_not_hide_the_others(few: Lab):
-    assert few_shot.nats({"mean": -3.0, "error": 0.5}) == "-3.00±0.50"
-    assert few_shot.nats({"mean": -2788288.94, "error": 1458177.7}) == "-3e+06±1e+06"
-    assert few_shot.nats({"mean": -133.05, "error": 499.2}) == "-1e+02±5e+02"
-    near = {key: {"mean": 130.0, "error": 1.0} for key in ("own", "other", *few_shot.TITLES)}
+    assert few_shot_views.nats({"mean": -3.0, "error": 0.5}) == "-3.00±0.50"
+    assert few_shot_views.nats({"mean": -2788288.94, "error": 1458177.7}) == "-3e+06±1e+06"
+    assert few_shot_views.nats({"mean": -133.05, "error": 499.2}) == "-1e+02±5e+02"
+    near = {key: {"mean": 130.0, "error": 1.0} for key in ("own", "other", *few_shot_views.TITLES)}
     far = {key: {"mean": 1e6, "error": 1e5} for key in near}
     models = {
         "kpp-bits": {"empty": near["own"], "written": [near | {"count": 1}]},
@@ -499,10 +528,10 @@ def test_a_model_far_off_does_not_hide_the_others(few: Lab):
     five[f"{few_shot.COPIES}, {few_shot.INDEPENDENT}"] = five["kpp-bits"]  # the longest
     wide = few_shot.table(figures | {"written": [1] * 5, "models": five})
     assert max(map(len, wide)) <= 110
-    for title in few_shot.TITLES.values():
+    for title in few_shot_views.TITLES.values():
         at = wide.index(title)
         assert [row.split("  ")[1] for row in wide[at + 1 : at + 3]] == ["kpp-bits", "no-memory"]
-    figure = few_shot.draw(few, figures)
+    figure = few_shot.draw(few.preset, figures)
     assert all(
         bottom < 130 < top < 140 for bottom, top in (axes.get_ylim() for axes in figure.axes)
     )

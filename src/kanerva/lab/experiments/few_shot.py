@@ -17,21 +17,21 @@ from typing import Any
 
 import torch
 from jaxtyping import Float, Float64, Int
-from matplotlib.figure import Figure
 from torch import Tensor
 
 from kanerva import data
 from kanerva.data.splits import load_split
 from kanerva.errors import UserError
-from kanerva.evaluation.report import columns
-from kanerva.lab.experiments import plots
-from kanerva.lab.experiments.measures import Estimate, estimate
+from kanerva.lab.experiments import sweep
+from kanerva.lab.experiments.few_shot_views import COPIES, EMPTY, INDEPENDENT, OURS, draw, table
+from kanerva.lab.experiments.measures import estimate
 from kanerva.lab.harness import About, Figures, Finding, Lab
 from kanerva.memory.heap import Memory
 from kanerva.models.base import MemoryModel
 from kanerva.models.kpp_bits import KppBits
 from kanerva.models.kpp_bits_empty import KppBitsEmpty
 from kanerva.models.terms import ElboTerms
+from kanerva.plain_files import read_json
 from kanerva.presets import preset
 from kanerva.seeding import Noise, stream
 from kanerva.shapes import Labels
@@ -47,18 +47,8 @@ MOST = 20  # drawings of a character that are used
 COMPANY = 8  # T of scored episodes: most posteriors were trained on mixed episodes
 AT_ONCE = 64  # characters scored together
 SEEDS = 3  # of our models in the full protocol; other models have one
-OURS, EMPTY, COPIES = "kpp-bits", "kpp-bits-empty", "kpp-bits, no labels"
 MODELS = (OURS, EMPTY, COPIES, "dkm", "no-memory", "vae")
-INDEPENDENT = "independent pixels"  # the bound with pixels independent given z
 BY_SEED = ("own", "over_empty")  # scores that a record keeps for each seed
-LINES = {(False, False): "-", (True, False): ":", (False, True): "--", (True, True): "-."}
-OFF = 1000  # nats: beyond this a model fails on its input
-TITLES = {  # of the scores in a table
-    "own": "bound of a drawing that is not written, under drawings of its character",
-    "gain": "the same under as many drawings of another character, less that",
-    "over_empty": f"the same under an empty memory, less that; for kpp-bits that of {EMPTY}",
-    "other_over": "under drawings of another character, less under that empty memory",
-}
 
 
 def characters(lab: Lab, count: int | None) -> tuple[Drawings, Labels]:
@@ -282,6 +272,25 @@ def is_missing(lab: Lab, name: str) -> bool:
     return not lab.is_trained(name.split(",")[0], **options(lab, name))
 
 
+def add_earlier(lab: Lab, figures: Figures) -> None:
+    """Take the figures of other models that are missing from the record in results/, if it scored
+    the same drawings. Their code and training do not depend on ours."""
+    path = sweep.RESULTS / "reproduce" / f"few-shot-{lab.preset}.json"
+    names = [name for name in figures["missing"] if name != COPIES]
+    if lab.seed or not names or not path.exists():
+        return
+    record = read_json(path)
+    earlier: Figures = record["figures"]
+    same = all(earlier.get(key) == figures[key] for key in ("characters", "rounds", "written"))
+    there = [name for name in names if name in earlier["models"]]
+    if not (same and there):
+        return
+    figures["models"] |= {name: earlier["models"][name] for name in there}
+    figures["missing"] = [name for name in figures["missing"] if name not in there]
+    source = {key: record[key] for key in ("commit", "device")}
+    figures["earlier"] = earlier.get("earlier", source | {"models": there})
+
+
 @torch.no_grad()
 def run(lab: Lab) -> Finding:
     drawings = characters(lab, lab.pick(48, None))[0]
@@ -318,85 +327,8 @@ def run(lab: Lab) -> Finding:
         source = twin[: len(each)] if OURS in label else each
         empty = [scores["empty"] for scores in source]
         figures["models"][label] = summarise(each, empty, counts)
-    return Finding(figures, table(figures), draw(lab, figures))
-
-
-def table(figures: Figures) -> list[str]:
-    """A block for each score, a row for each model and a column for each number of drawings."""
-    rows = [["drawings written", "none", *map(str, figures["written"])]]
-    for key in TITLES:
-        for label, found in figures["models"].items():
-            start = f"{found['empty']['mean']:.2f}" if key == "own" else ""
-            cells = [nats(row[key]) for row in found["written"]]
-            rows.append([f"  {label.removesuffix(' pixels')}", start, *cells])
-    head, *body = columns(rows, left=1).splitlines()
-    lines, models = [head], len(figures["models"])
-    for number, title in enumerate(TITLES.values()):
-        lines += [title, *body[number * models : (number + 1) * models]]
-    empty = figures["empty"]
-    missing = figures.get("missing", [])
-    seeds = "one seed" if figures["seeds"] == 1 else f"kpp-bits: {figures['seeds']} seeds; else one"
-    return [
-        *lines,
-        f"{EMPTY} costs {nats(empty[OURS])}, with pixels that are independent given z "
-        f"{nats(empty[f'{OURS}, {INDEPENDENT}'])}",
-        f"nats per image, key included, ± standard error over {figures['characters']} characters, "
-        f"{figures['rounds']} drawings of each left out",
-        f"in turn; {seeds}. A drawing written takes {figures['bits_per_drawing']:.0f} bits "
-        "(kpp-bits). Labels draw training episodes,",
-        "nothing else; no labels: kin are copies of one image",
-        *([f"not trained yet: {', '.join(missing)}"] if missing else []),
-    ]
-
-
-def nats(value: Estimate) -> str:
-    """Format a value with its error; a huge value in a shorter form."""
-    mean, error = value["mean"], value["error"]
-    moderate = max(abs(mean), 10 * error) < OFF
-    return f"{mean:.2f}±{error:.2f}" if moderate else f"{mean:.0e}±{error:.0e}"
-
-
-def draw(lab: Lab, figures: Figures) -> Figure:
-    """Plot both gains, and the bound, against the number of drawings written."""
-    counts = figures["written"]
-    figure = plots.canvas(
-        15.2,
-        4.6,
-        f"{lab.preset}: nats per drawing that is not written; {figures['characters']} unseen "
-        "characters, ± standard error over them; all trained on the same episodes",
-    )
-    titles = {
-        "gain": "gained against another character's drawings",
-        "over_empty": "gained against an empty memory",
-        "own": "what it costs",
-    }
-    for axes, (key, title) in zip(figure.subplots(1, 3), titles.items(), strict=True):
-        drawn = {
-            label: [row[key] for row in found["written"]]
-            for label, found in figures["models"].items()
-            if label != "vae" or key == "own"
-        }
-        low, high = limits([v for label, each in drawn.items() if OURS in label for v in each])
-        for label, values in drawn.items():
-            inside = all(low <= value["mean"] <= high for value in values)
-            look: dict[str, Any] = {
-                "color": plots.COLOURS[label.split(",")[0]],
-                "label": label if inside else f"{label} (off the plot: see the table)",
-                "ls": LINES[INDEPENDENT in label, COPIES in label],
-            }
-            plots.draw_line(axes, range(len(counts)), values, **look)
-        across = "drawings of its character that are written"
-        plots.finish_axes(axes, across, counts, title, range(len(counts)))
-        axes.set_ylim(low, high)
-    figure.axes[-1].legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
-    return figure
-
-
-def limits(values: list[Estimate]) -> tuple[float, float]:
-    """The range of a panel: that of our models, and some room. Others may be far off."""
-    means = [value["mean"] for value in values]
-    room = 0.2 * (max(means) - min(means)) + 1
-    return min(means) - room, max(means) + room
+    add_earlier(lab, figures)
+    return Finding(figures, table(figures), draw(lab.preset, figures))
 
 
 ABOUT = About(
