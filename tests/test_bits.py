@@ -323,7 +323,7 @@ def test_everything_stored_comes_back_exactly(model: KppBits, images: Tensor):
     assert float((model.get(memory.shrink(bits=20)) - images).abs().max()) > 0.1
     assert float((model.recall(memory, images, steps=1)[-1] - images).abs().max()) < 1e-3
     terms = model.elbo(images)
-    cost = math.log(6) - math.log(1 - NEW) - math.log(1 - MISMATCH)
+    cost = math.log(6 + NEW) - math.log(1 - MISMATCH)
     assert torch.allclose(terms.nll_nats, torch.tensor(cost).double(), atol=1e-3)
 
 
@@ -390,12 +390,13 @@ def test_free_leaves_nothing_behind(model: KppBits, images: Tensor):
 
 def test_keys_are_a_distribution_over_what_is_held_and_new(model: KppBits):
     held, new = (
-        key_costs(torch.tensor([0, 1, 6]), torch.full((3, 1), is_held))[:, 0]
+        key_costs(torch.tensor([0, 1, 6, 99]), torch.full((4, 1), is_held))[:, 0]
         for is_held in (True, False)
     )
     assert float(new[0]) == 0  # certain where nothing is held
-    for row, count in ((1, 1), (2, 6)):
+    for row, count in ((1, 1), (2, 6), (3, 99)):
         assert count * math.exp(-held[row]) + math.exp(-new[row]) == pytest.approx(1)
+        assert math.exp(held[row] - new[row]) == pytest.approx(max(count, NEW))
 
 
 def test_an_empty_memory_tells_nothing(model: KppBits, images: Tensor):
@@ -423,7 +424,7 @@ def test_what_is_not_held_is_told_by_all_that_is_and_by_nothing_else(
     assert torch.allclose(left.log_likelihood[5:], alone.log_likelihood, atol=1e-6) or bool(
         alone.nll_nats < left.nll_nats[5:]  # or a block that is held happens to explain it better
     )
-    assert float(left.key_kl[0]) == pytest.approx(-math.log(NEW))
+    assert float(left.key_kl[0]) == pytest.approx(math.log(5 / NEW + 1))
 
 
 def test_new_images_read_whole_images_or_gists_and_the_latest_blocks_only(
@@ -617,7 +618,7 @@ def test_an_image_unlike_all_that_is_held_costs_little_more_than_without_a_memor
     new = images.flip(-1)[None]
     alone = model.elbo(new, model.empty(1)).nll_nats
     beside = model._terms_new(model.write(images[None]).as_batch(), new).nll_nats
-    assert bool((beside <= alone - math.log(NEW * UNLIKE) + 1e-6).all())
+    assert bool((beside <= alone + math.log(6 / NEW + 1) - math.log(UNLIKE) + 1e-6).all())
 
 
 # Files

@@ -78,14 +78,14 @@ def test_the_bound_of_independent_pixels_is_its_formula_and_below_the_likelihood
     images, memory = every[[5, 100, 341]], model.write(every[[7, 101]])
     kin = model._split_kin(model._read_kin(memory.as_batch())[:, None])[1]
     nothing = torch.zeros(1, 1, *model.writer.shape)
-    draws, total = 4000, []
+    draws, total, new = 4000, [], NEW / (NEW + 2)  # two images are written
     for beside, share in ((kin, 1 - UNLIKE), (None, UNLIKE)):
         wide = None if beside is None else beside.expand(-1, draws, -1, -1, -1)
         traces = nothing.expand(-1, draws, -1, -1, -1)
         reading = model.readout(traces, beside=wide, generator=seeded(0))
         logits = model.decoder(reading.readout)[0, :, None]  # (draws, 1, 1, 3, 3)
         score = D.Bernoulli(logits=logits).log_prob(images).sum(dim=(2, 3, 4))
-        total.append(score.logsumexp(dim=0) - math.log(draws) + math.log(NEW * share))
+        total.append(score.logsumexp(dim=0) - math.log(draws) + math.log(new * share))
     likelihood = torch.logaddexp(*total)
     found = [model.independent_terms(images, memory, generator=seeded(seed)) for seed in range(64)]
     bound = torch.stack([terms.elbo for terms in found]).mean(dim=0)
@@ -107,7 +107,7 @@ def test_the_bound_of_independent_pixels_is_its_formula_and_below_the_likelihood
                 for q, p in pairs
             )
             score = D.Bernoulli(logits=model.decoder(reading.readout)).log_prob(images[None])
-            nll.append(kl - score.sum(dim=(2, 3, 4)) - math.log(NEW * share))
+            nll.append(kl - score.sum(dim=(2, 3, 4)) - math.log(new * share))
         best.append(torch.cat(nll))  # at means, then drawn
     q = (-torch.stack([pair[0] for pair in best])).softmax(dim=0)  # by the costs at means
     drawn = torch.stack([pair[1] for pair in best])
@@ -234,7 +234,7 @@ def test_a_memory_larger_than_what_is_read_is_charged_for_all_it_holds(model: Kp
     images = torch.bernoulli(torch.full((MOST + 4, 1, 10, 7), 0.3))
     memory = large.write(images)
     held = large.elbo(images, memory, handles=memory.handles)
-    assert float(held.key_kl[0]) == pytest.approx(math.log(MOST + 4) - math.log(1 - NEW))
+    assert float(held.key_kl[0]) == pytest.approx(math.log(2 * (MOST + 4)))
     left = large.left_out(images[None])[0]
     shorter = large._terms_new(large.write(images[:-1]).as_batch(), images[None, -1:])
     assert torch.allclose(left.nll_nats[-1:], shorter.nll_nats[0], atol=1e-4)

@@ -62,7 +62,7 @@ def test_a_new_image_is_a_mixture_over_groups_which_adds_up_to_one(
     torch.testing.assert_close(terms.log_likelihood[0], expected, atol=1e-6, rtol=0)
     assert float(expected.logsumexp(dim=0).exp()) == pytest.approx(1, abs=1e-9)
     assert float((like - alone).abs().max()) > 0.1  # the groups do say something
-    assert torch.allclose(terms.key_kl, torch.tensor(-math.log(NEW)).double())
+    assert torch.allclose(terms.key_kl, torch.tensor(math.log(6 / NEW + 1)).double())
     monkeypatch.setattr(reads_kin, "TRIED", 2)  # two of six terms
     fewer = model._terms_new(memory.as_batch(), every[None]).log_likelihood[0]
     assert bool((fewer <= terms.log_likelihood[0] + 1e-9).all())

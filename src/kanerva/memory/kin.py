@@ -19,7 +19,7 @@ from kanerva.shapes import FeatureMaps
 MOST = 32  # ours: blocks that are read together. A larger memory is a mixture of small groups
 GROUP = 5  # ours: blocks of a group: a stored block and those most like it
 TRIED = 64  # groups of which an image's likelihood is the sum; leaving out others only lowers it
-NEW = 0.5  # p(y = new | M), if anything is stored
+NEW = 32  # ours: "new" is as likely as this many stored blocks, and at least as all of them
 UNLIKE = 0.25  # p(the image is unrelated to what is stored | M, new)
 _WIDTH, _LAYERS, _HEADS = 128, 3, 4  # ours
 
@@ -112,19 +112,20 @@ def most_alike(expected: Expected, size: int) -> Int[Tensor, "B _"]:
 
 
 def key_costs(held: Int[Tensor, " B"], written: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
-    """-ln p(y | M): "new" has probability `NEW`, and the `held` stored blocks share the rest
-    equally. In an empty memory "new" is certain."""
+    """-ln p(y | M). Blocks that are `held` are equally likely. "New" is as likely as `NEW` of them,
+    or as all of them if there are more. So in an empty memory it is certain."""
     held = held[:, None].double()
-    new = torch.where(held > 0, -math.log(NEW), 0.0)
-    return torch.where(written, held.log() - math.log(1 - NEW), new)
+    new = held.clamp(min=NEW)
+    return (held + new).log() - torch.where(written, 0.0, new.log())
 
 
 def new_costs(held: Int[Tensor, " B"], like: bool) -> Float[Tensor, "B 1"]:
     """-ln p(y | M) of a new image that is related (`like`) to the `held` stored ones, or unrelated.
     In an empty memory "new and unrelated" is certain."""
-    cost = -math.log(NEW * (1 - UNLIKE if like else UNLIKE))
+    new = key_costs(held, torch.zeros_like(held[:, None], dtype=torch.bool))
     if_empty = torch.inf if like else 0.0
-    return torch.where(held > 0, cost, if_empty).double()[:, None]
+    share = 1 - UNLIKE if like else UNLIKE
+    return torch.where(held[:, None] > 0, new - math.log(share), if_empty)
 
 
 def mix_unlike(

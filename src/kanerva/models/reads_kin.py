@@ -1,6 +1,6 @@
 """Bounds and samples of new images, those that a memory of `kpp-bits` does not store.
 
-    p(y | M) = "new" with a fixed probability, else each stored block equally
+    p(y = new | M) = m / (n + m), with n blocks stored and m = max(n, 32); 1 / (n + m) for each
     p(x | M, new) = (1 - u) p(x | M, related to the stored images) + u p(x | empty memory)
 
 The reader of kin (`memory/kin.py`) predicts a new image from all stored blocks. Its output has two

@@ -7,7 +7,6 @@ and a memory of the drawing's own character only, which a label would have to na
 characters that are not in the memory show what a large memory costs them.
 """
 
-import math
 from typing import Any
 
 import torch
@@ -19,7 +18,7 @@ from kanerva.evaluation.report import columns
 from kanerva.lab.experiments.few_shot import Pairs, Written, characters
 from kanerva.lab.experiments.measures import estimate
 from kanerva.lab.harness import About, Figures, Finding, Lab
-from kanerva.memory.kin import MOST, NEW, mix_unlike
+from kanerva.memory.kin import MOST, key_costs, mix_unlike
 from kanerva.models.kpp_bits import KppBits
 from kanerva.models.reads_kin import Readable
 
@@ -75,15 +74,19 @@ def score(
     found = {}
     for name, nats in like.items():
         alone = model.log_alone((strangers if name == "unrelated" else targets)[None])
-        found[name] = cost(nats, alone[0])
+        count = written.shape[1] if name == "own" else len(written) * written.shape[1]
+        found[name] = cost(nats, alone[0], count)
         found[f"{name} empty"] = -alone[0].double().cpu()
     return found
 
 
-def cost(like: Float[Tensor, " N"], alone: Float[Tensor, " N"]) -> Float64[Tensor, " N"]:
-    """-ln p(x, new | M) from p(x | M, related) and p(x | empty memory)."""
-    some = torch.ones(1, dtype=torch.long, device=like.device)
-    return (-mix_unlike(like[None], alone[None], some)[0] - math.log(NEW)).double().cpu()
+def cost(
+    like: Float[Tensor, " N"], alone: Float[Tensor, " N"], count: int
+) -> Float64[Tensor, " N"]:
+    """-ln p(x, new | M) from p(x | M, related) and p(x | empty memory). M holds `count` blocks."""
+    held = torch.full((1,), count, device=like.device)
+    nats = -mix_unlike(like[None], alone[None], held)
+    return (nats + key_costs(held, torch.zeros_like(nats, dtype=torch.bool)))[0].double().cpu()
 
 
 @torch.no_grad()
