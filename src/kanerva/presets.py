@@ -220,5 +220,4 @@ def bits(run: RunConfig) -> RunConfig:
     # episodes are of one character.
     data = replace(run.data, augment="affine", kin=0.85)
     run = reshaped(run, code={"gist_bits": 28.0})
-    optim = replace(run.optim, lr=2e-3)
-    return replace(run, episode_length=16, batch=64, steps=8000, data=data, optim=optim)
+    return replace(run, episode_length=16, batch=64, steps=8000, data=data)
