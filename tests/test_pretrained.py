@@ -25,14 +25,15 @@ from kanerva.data.splits import fixed_episodes, load_split
 from kanerva.errors import UserError
 from kanerva.evaluation.bound import bound
 from kanerva.evaluation.records import read_record
-from kanerva.files import read_tensors
+from kanerva.files import read_tensors, write_tensors
 from kanerva.lab import ship as shipping
 from kanerva.lab.card import card
 from kanerva.lab.quote import quoted
-from kanerva.lab.ship import CARD, MOST, RECORD, halved, save_halved, ship
+from kanerva.lab.ship import CARD, MOST, RECORD, save_rounded, ship
 from kanerva.models import build, loading
 from kanerva.models.base import MemoryModel
 from kanerva.models.checkpoint_io import CONFIG, WEIGHTS
+from kanerva.models.eight_bits import from_eight_bits, in_eight_bits
 from kanerva.models.kpp_bits import KppBits
 from kanerva.models.loading import PRETRAINED, load, shipped, shipped_folder, shipped_versions
 from kanerva.presets import preset, with_options
@@ -94,7 +95,7 @@ def test_three_models_ship():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_shipped_model_is_small_half_and_whole(name: str):
+def test_a_shipped_model_is_small_rounded_and_whole(name: str):
     folder = PRETRAINED / name
     assert {path.name for path in folder.iterdir()} == FILES
     assert (folder / WEIGHTS).stat().st_size <= MOST
@@ -103,8 +104,11 @@ def test_a_shipped_model_is_small_half_and_whole(name: str):
     assert {stored[key].dtype for key, _ in model.named_parameters()} <= {torch.float16, torch.int8}
     assert not model.training and {p.dtype for p in model.parameters()} == {torch.float32}
     for key, value in model.state_dict().items():
-        scale = 64 if stored[key].dtype == torch.int8 else 1
-        assert torch.equal(scale * value, stored[key].to(value.dtype)), key
+        if stored[key].dtype != torch.int8:
+            assert torch.equal(value, stored[key].to(value.dtype)), key
+            continue
+        scale = stored.get(f"{key}.scale", torch.tensor([1 / 64]))  # 1/64: layers of integers
+        assert torch.equal(value, stored[key] * scale.view(-1, *[1] * (value.ndim - 1))), key
 
 
 @pytest.mark.parametrize(
@@ -173,10 +177,9 @@ def test_evaluate_agrees_with_the_record(
 # By name
 
 
-def test_a_name_gives_the_runs_weights_rounded_to_half(run: Path, tiny: Path):
+def test_a_name_gives_the_runs_weights_rounded(run: Path, tiny: Path):
     rounded = load(run)
-    state = rounded.state_dict()
-    rounded.load_state_dict({key: value.half().to(value.dtype) for key, value in state.items()})
+    rounded.load_state_dict(from_eight_bits(in_eight_bits(rounded), run))
     images = torch.bernoulli(torch.full((8, 1, 28, 28), 0.4))
 
     def score(model: MemoryModel) -> torch.Tensor:
@@ -266,14 +269,14 @@ def test_every_verb_takes_a_name_and_writes_beside_runs(
 def test_what_is_too_large_is_refused_in_one_line(
     run: Path, tmp_path: Path, mnist_root: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    large = build(preset("mnist").model)
-    with pytest.raises(UserError, match=r"^\d\.\d MB in half precision.* at most 6: .* 3 million"):
-        save_halved(large, tmp_path)
+    large = build(preset("mnist", "kpp-paper").model)
+    with pytest.raises(UserError, match=r"^\d+\.\d MB in 8 bits.* at most 6: .* 6 million"):
+        save_rounded(large, tmp_path)
     shelf = tmp_path / "shelf"
     (shelf / "tiny").mkdir(parents=True)
     (shelf / "tiny" / "kept").write_text("the one before")
     monkeypatch.setattr(shipping, "MOST", 1000)
-    with pytest.raises(UserError, match="in half precision"):
+    with pytest.raises(UserError, match="in 8 bits"):
         ship(run, "tiny", into=shelf, data_root=mnist_root)
     assert [path.name for path in shelf.rglob("*")] == ["tiny", "kept"]
 
@@ -281,20 +284,52 @@ def test_what_is_too_large_is_refused_in_one_line(
 def test_numbers_beyond_half_precision_are_refused():
     layer = torch.nn.Linear(2, 1)
     layer.register_buffer("count", torch.tensor(70000.0))
-    assert halved(layer)["weight"].dtype == torch.float16 and halved(layer)["count"] == 70000
+    kept = in_eight_bits(layer)
+    assert kept["bias"].dtype == torch.float16 and kept["count"] == 70000
     with torch.no_grad():
         layer.bias.fill_(70000)
     with pytest.raises(UserError, match="bias has numbers out of half precision"):
-        halved(layer)
+        in_eight_bits(layer)
+    with torch.no_grad():
+        layer.bias.fill_(0)
+        layer.weight[0, 1] = torch.inf
+    with pytest.raises(UserError, match="weight has numbers out of half precision"):
+        in_eight_bits(layer)
+
+
+def test_each_row_is_rounded_to_a_scale_of_its_own():
+    layer = torch.nn.ConvTranspose2d(5, 7, 3)
+    with torch.no_grad():
+        layer.weight *= 10.0 ** torch.arange(-3, 2)[:, None, None, None]
+        layer.weight[1] = 0
+    kept = in_eight_bits(layer)
+    rows, largest = kept["weight"].flatten(1), layer.weight.flatten(1).abs().amax(dim=1)
+    assert kept["weight"].dtype == torch.int8 and kept["weight"].shape == layer.weight.shape
+    assert rows.abs().amax(dim=1).tolist() == [127, 0, 127, 127, 127]
+    found = from_eight_bits(kept, "here")
+    assert found.keys() == layer.state_dict().keys()
+    apart = (found["weight"] - layer.weight).flatten(1).abs().amax(dim=1)
+    assert (apart <= 0.51 * largest / 127).all()
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (3,), (2, 1)])
+def test_a_forged_scale_is_refused_in_one_line(shape: tuple[int, ...], tmp_path: Path):
+    model = build(BITS)
+    save_rounded(model, tmp_path)
+    stored, about = read_tensors(tmp_path / WEIGHTS)
+    stored["kin.see.weight.scale"] = torch.ones(shape)
+    write_tensors(tmp_path / WEIGHTS, stored, about)
+    with pytest.raises(UserError, match=r"kin\.see\.weight\.scale is \("):
+        load(tmp_path)
 
 
 def test_integer_layers_ship_as_the_bytes_that_they_use(tmp_path: Path):
-    """Half of their size in half precision, and no number changes."""
+    """No number changes."""
     model = build(BITS)
     assert isinstance(model, KppBits)
     with torch.no_grad():  # beyond what 8 bits hold, too
         model.pixel_code.mix.weight.mul_(40)
-    save_halved(model, tmp_path)
+    save_rounded(model, tmp_path)
     stored, other = read_tensors(tmp_path / WEIGHTS)[0], load(tmp_path)
     assert isinstance(other, KppBits)
     pairs = [(model.pixel_code.mix, other.pixel_code.mix), (model.prior.first, other.prior.first)]
@@ -307,7 +342,7 @@ def test_integer_layers_ship_as_the_bytes_that_they_use(tmp_path: Path):
 def test_a_model_of_bits_ships_with_the_tables_that_code(tmp_path: Path):
     """They are counts up to 2^16: rounded, files could not be read."""
     model = build(BITS)
-    save_halved(model, tmp_path)
+    save_rounded(model, tmp_path)
     other = load(tmp_path)
     assert isinstance(other, KppBits)
     for name in ("prior.powers", "pixel_code.counts"):

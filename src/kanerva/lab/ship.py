@@ -1,4 +1,4 @@
-"""Ship a run: its best weights in half precision, scored as they ship, with record and card.
+"""Ship a run: its best weights in 8 bits, scored as they ship, with record and card.
 
     python -m kanerva.lab.ship runs/mnist-kpp-store-s0 mnist-2
 
@@ -16,8 +16,6 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
-
 from kanerva.config import to_dict
 from kanerva.data.splits import fixed_episodes, load_split
 from kanerva.errors import UserError
@@ -26,9 +24,9 @@ from kanerva.evaluation.record import evaluate
 from kanerva.evaluation.records import about_training, read_record, write_record
 from kanerva.files import write_tensors
 from kanerva.lab.card import card
-from kanerva.memory.fixed_point import FixedLinear, as_bytes
 from kanerva.models.base import MemoryModel
 from kanerva.models.checkpoint_io import CONFIG, WEIGHTS
+from kanerva.models.eight_bits import in_eight_bits
 from kanerva.models.loading import PRETRAINED, load
 from kanerva.plain_files import file_digest, write_whole
 from kanerva.runs import read_run_config, write_run_config
@@ -60,14 +58,18 @@ def ship(
         made = Path(place) / name
         made.mkdir()
         model = load(run)
-        save_halved(model, made)
+        if before:
+            for file in (WEIGHTS, CONFIG):
+                shutil.copyfile(run / file, made / file)
+        else:
+            save_rounded(model, made)
         write_run_config(made, config)
         record = evaluate(run, load(made), data_root=data_root, control_images=control_images)
         record |= about_training(earlier)
         record |= {"command": f"python -m kanerva.lab.ship RUN {name}"}
         record["shipped"] = {
             "name": name,
-            "dtype": "float16",
+            "dtype": before.get("dtype", "int8"),
             "bytes": (made / WEIGHTS).stat().st_size,
             "sha256": {file: file_digest(made / file) for file in (WEIGHTS, CONFIG, RUN)},
             "trained": trained,
@@ -89,34 +91,19 @@ def ship(
     return into / name
 
 
-def halved(model: nn.Module) -> dict[str, Tensor]:
-    """Convert parameters to half precision, and the weights of integer layers to integers of 8
-    bits, without loss. Buffers keep their precision: they are small, and the tables of a pixel code
-    are counts, which must be exact."""
-    found = model.state_dict()
-    for name, value in model.named_parameters():
-        found[name] = value.detach().half()
-        if not found[name].isfinite().all():
-            raise UserError(f"{name} has numbers out of half precision's range: not shipped")
-    for name, layer in model.named_modules():
-        if isinstance(layer, FixedLinear):
-            found[f"{name}.weight"] = as_bytes(layer)
-    return found
-
-
-def save_halved(model: MemoryModel, folder: Path) -> None:
+def save_rounded(model: MemoryModel, folder: Path) -> None:
     """Save weights and config for `load`; refuse weights that are too large to ship.
 
     Unlike a run's weights, these do not contain a hash of their config: the record beside them has
     the hashes of both files.
     """
-    write_tensors(folder / WEIGHTS, halved(model), {"format": "pt"})
+    write_tensors(folder / WEIGHTS, in_eight_bits(model), {"format": "pt"})
     write_whole(folder / CONFIG, json.dumps(to_dict(model.config), indent=2) + "\n")
     size = (folder / WEIGHTS).stat().st_size
     if size > MOST:
         raise UserError(
-            f"{size / 1e6:.1f} MB in half precision, but a shipped model has at most "
-            f"{MOST / 1e6:g}: train one with about {MOST / 2e6:g} million parameters"
+            f"{size / 1e6:.1f} MB in 8 bits, but a shipped model has at most "
+            f"{MOST / 1e6:g}: train one with fewer than {MOST / 1e6:g} million parameters"
         )
 
 
@@ -142,7 +129,7 @@ def main(words: list[str]) -> int:
     """Ship the run that the command line names. A user's error is reported in one line."""
     parser = argparse.ArgumentParser(
         prog="python -m kanerva.lab.ship",
-        description="Halve a run's best weights, score them, and put them into the package.",
+        description="Round a run's best weights to 8 bits, score them, put them into the package.",
     )
     parser.add_argument("run", type=Path, help="run folder")
     parser.add_argument("name", help="its name for kanerva.load")

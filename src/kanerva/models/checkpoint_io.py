@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from kanerva.config import ModelConfig, model_from_dict, to_dict
 from kanerva.errors import UserError
 from kanerva.files import FLOATS, read_tensors, require_tensor, write_tensors
-from kanerva.memory.fixed_point import from_bytes
+from kanerva.models.eight_bits import from_eight_bits
 from kanerva.plain_files import read_json, write_whole
 
 if TYPE_CHECKING:
@@ -116,11 +116,8 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     weights, about = read_tensors(path, lambda about: of_run or "config" in about)
     if "config" in about and about["config"] != _fingerprint(read_json(path.parent / CONFIG)):
         raise UserError(f"{path} does not fit its config.json, which was altered")
-    # shipped models store the weights of integer layers as bytes
-    return {
-        _name_today(name): from_bytes(value) if value.dtype == torch.int8 else value
-        for name, value in weights.items()
-    }
+    weights = from_eight_bits(weights, path)  # as shipped models have them
+    return {_name_today(name): value for name, value in weights.items()}
 
 
 def require_fit(weights: dict[str, Tensor], expected: dict[str, Tensor], where: object) -> None:
