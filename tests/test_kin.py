@@ -13,7 +13,7 @@ from torch import Tensor
 from kanerva import Memory
 from kanerva.errors import UserError
 from kanerva.memory.fixed_point import BIT
-from kanerva.memory.kin import MOST, NEW, UNLIKE, key_costs, new_costs
+from kanerva.memory.kin import MOST, NEW, UNLIKE, key_costs, new_costs, waves
 from kanerva.models import kpp_bits
 from kanerva.models.kpp_bits import KppBits
 from test_bits import CONFIG, shaken, twin_of
@@ -326,3 +326,15 @@ def test_in_training_an_image_is_given_its_gist_or_nothing_or_its_kin(
     alone = written.sum(dim=1) == 1  # a single written image has no other to be predicted from
     expected = {"known": ~written, "alone": torch.zeros_like(written)}
     assert torch.equal(told, expected.get(role, ~(written & alone[:, None])))
+
+
+def test_places_start_as_waves_that_tell_them_apart():
+    """Every place is most like itself, and more like its neighbours than like those beyond."""
+    found = waves((5, 7), 128)
+    alike = (found @ found.T).view(5, 7, 5, 7)
+    for row, column in ((0, 0), (2, 3), (4, 6)):
+        near = alike[row, column]
+        assert int(near.argmax()) == 7 * row + column
+        assert bool((near.flatten().topk(2).values.diff() < -1).all())
+        away = (torch.arange(7) - column).abs()
+        assert float(near[row, away == 1].min()) > float(near[row, away > 1].max())

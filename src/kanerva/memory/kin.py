@@ -32,12 +32,14 @@ class KinReader(nn.Module):
 
     def __init__(self, features: int, gist_maps: int, side: tuple[int, int], outputs: int) -> None:
         super().__init__()
-        self.side, places = side, side[0] * side[1]
+        self.side = side
         self.see = nn.Linear(features, _WIDTH)
         self.guess = nn.Linear(gist_maps, _WIDTH)
-        self.place = nn.Parameter(0.02 * torch.randn(places, _WIDTH))
+        # Both start as the same waves, so that a query attends to its own place before it has
+        # learned anything. With random starts, learning to do so takes most of a short run.
+        self.place = nn.Parameter(waves(side, _WIDTH))
+        self.queries = nn.Parameter(waves(side, _WIDTH)[None])
         self.nothing = nn.Parameter(0.02 * torch.randn(1, 1, _WIDTH))  # an always visible token
-        self.queries = nn.Parameter(0.02 * torch.randn(1, places, _WIDTH))
         self.layers = nn.ModuleList([_Attend() for _ in range(_LAYERS)])
         self.norm = nn.LayerNorm(_WIDTH)
         self.last = zeroed(nn.Linear(_WIDTH, outputs))
@@ -62,6 +64,16 @@ class KinReader(nn.Module):
             x = layer(x, tokens, visible)
         expected = self.last(self.norm(x)).float().mT.unflatten(-1, self.side)
         return expected * held.any(dim=1)[:, None, None, None]
+
+
+def waves(side: tuple[int, int], width: int) -> Float[Tensor, "n W"]:
+    """An embedding of places: sines and cosines of row and column, from the wavelength of two
+    places to that of four times the side."""
+    rows, columns = torch.meshgrid(*[torch.arange(size) for size in side], indexing="ij")
+    shortest, longest = 2.0, 4.0 * max(side)
+    steps = torch.linspace(math.log(shortest), math.log(longest), width // 4)
+    angles = [at.flatten()[:, None] * 2 * math.pi / steps.exp() for at in (rows, columns)]
+    return torch.cat([wave(angle) for angle in angles for wave in (torch.sin, torch.cos)], dim=1)
 
 
 class _Attend(nn.Module):
