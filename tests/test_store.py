@@ -168,6 +168,20 @@ def test_caches_are_made_again(tmp_path: Path, model, glyphs: torch.Tensor):
     store.verify()
     assert torch.equal(store.get([1, 6]), before)
     assert store.find(glyphs[5])[0].id == 6
+    levels.unlink()
+    twice = Store(path, model=model).get([6, 1, 6])  # an id may be named twice
+    assert torch.equal(twice, before[[1, 0, 1]])
+
+
+def test_a_model_in_training_is_refused_and_its_weights_are_not_frozen(tmp_path: Path):
+    model = shaken(CONFIG)
+    store = Store(tmp_path / "a.kanerva", model=model)
+    (id,) = store.add(torch.zeros(1, *CONFIG.image))
+    (tmp_path / "a.kanerva-levels").unlink()
+    assert not store.get(id).requires_grad
+    assert all(p.requires_grad for p in model.parameters())
+    with pytest.raises(UserError, match=r"model\.eval\(\)"):
+        Store(tmp_path / "b.kanerva", model=model.train())
 
 
 def test_large_stores_rank_by_product_quantisation(

@@ -100,7 +100,9 @@ class Store:
             raise UserError(f"{model.config.name} writes memories as a whole: a store needs blocks")
         if model.device.type != "cpu":
             raise UserError(f"a store's model runs on the CPU, this one is on {model.device}")
-        self.model = cast(Kpp, model.requires_grad_(False).eval())
+        if model.training:
+            raise UserError("a store's model is not in training: call model.eval() first")
+        self.model = cast(Kpp, model)
         self._codec = codec_of(self.model)
         seal, image = self.model.fingerprint(), self.model.config.image
         self._db = Database(self.path, about_model(name, seal, image))
@@ -133,15 +135,17 @@ class Store:
             self._freed, self._ids = set(freed), live_ids(last, freed)
             self._version = version
 
+    @torch.no_grad()
     def _mend(self, ids: list[int]) -> np.ndarray:
         """Decode pictures that are missing in the cache, and write them to it; zeros for freed
         ids."""
-        held = [id for id in ids if id not in self._freed]
+        held = [n for n, id in enumerate(ids) if id not in self._freed]
         made = np.zeros((len(ids), *self.model.config.image), dtype=np.uint8)
         for start in range(0, len(held), _BATCH):
-            part = held[start : start + _BATCH]
+            places = held[start : start + _BATCH]
+            part = [ids[n] for n in places]
             levels = self._codec.read([row[:2] for row in self._db.rows(part)]).levels.numpy()
-            made[[ids.index(id) for id in part]] = levels
+            made[places] = levels
             with suppress(UserError), self._db.writing():  # disk full or busy: cached another time
                 freed = self._db.freed_of(part)  # in the meantime, and erased from the cache
                 kept = [n for n, id in enumerate(part) if id not in freed]
