@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 import kanerva
 from kanerva.config import (
@@ -18,6 +19,7 @@ from kanerva.errors import UserError
 from kanerva.memory.evidence import Cue
 from kanerva.models import finding
 from kanerva.models.content import decode_held
+from kanerva.models.finding import as_cues
 from kanerva.models.kpp import Kpp
 from kanerva.models.kpp_paper import KppPaper
 from kanerva.models.loading import load
@@ -126,6 +128,24 @@ def test_what_is_kept_follows_memory_and_weights():
     assert not torch.allclose(decode_held(tiny_model(), memory)[1], second)
 
 
+@pytest.mark.parametrize("how", ["assign", "data", "vector"])
+def test_weights_that_are_replaced_are_other_weights(how: str):
+    model, other = tiny_model(), tiny_model()
+    images = torch.bernoulli(torch.full((3, 1, 8, 8), 0.4))
+    memory, before = model.write(images), model.fingerprint()
+    if how == "assign":
+        model.load_state_dict(other.state_dict(), assign=True)
+    elif how == "data":
+        for mine, new in zip(model.parameters(), other.parameters(), strict=True):
+            mine.data = new.data.clone()
+    else:
+        numbers = parameters_to_vector(other.parameters()).detach()
+        vector_to_parameters(numbers, model.parameters())
+    assert model.fingerprint() != before
+    with pytest.raises(UserError, match="other weights"):
+        model.get(memory)
+
+
 def test_none_is_the_density_of_an_empty_cell(monkeypatch):
     """Both estimates tend to ln p(visible pixels | empty cell): here against plain Monte Carlo."""
     torch.manual_seed(3)
@@ -155,6 +175,11 @@ def test_eight_bit_models_find_too():
     pictures = model.find(memory, images[0], k=4).images
     hits = model.find(memory, pictures[2], k=4)
     assert sum(hits.probabilities) + hits.none == pytest.approx(1.0)
+    dark = (images[:1] > 127).to(torch.uint8)  # bytes that are 0 or 1 are nearly black
+    alone, beside = (
+        as_cues(model, cues, None, None, 0)[0] for cues in (dark, torch.cat([dark, images]))
+    )
+    assert torch.equal(alone.picture, beside.picture) and float(alone.picture.max()) < 0.01
 
 
 def test_mistakes_are_named(digits: Kpp, glyphs: torch.Tensor):

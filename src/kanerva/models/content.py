@@ -13,15 +13,15 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from kanerva.distributions import as_normal
 from kanerva.errors import UserError
 from kanerva.inputs import as_count, as_mask
 from kanerva.memory.detail import Detail
 from kanerva.memory.heap import Memory
 from kanerva.models.base import MOST_STEPS, Handles, Images, Observed
 from kanerva.models.terms import ElboTerms
+from kanerva.readout import SpatialPrior
 from kanerva.seeding import Noise
-from kanerva.shapes import Cells, DecoderOutput, Episode, FeatureMaps, MemoryMap, PerImage, Points
+from kanerva.shapes import Cells, DecoderOutput, Episode, FeatureMaps, MemoryMap, PerImage
 
 if TYPE_CHECKING:
     from kanerva.models.kpp import Kpp
@@ -117,9 +117,15 @@ def _decode_once(model: "Kpp", memory: Memory) -> tuple[Int[Tensor, " cells"], D
 def _decode(model: "Kpp", maps: MemoryMap, cells: Int[Tensor, " n"]) -> DecoderOutput:
     parts = []
     for some in cells.split(_AT_ONCE):
-        keys = _keys_of(model, some.expand(len(maps), -1))
-        parts.append(model.decoder(model.read_maps(maps, keys).mean))
+        blocks = model.placement.grid.read(maps, some.expand(len(maps), -1))
+        parts.append(model.decoder(SpatialPrior(model.readout, blocks).mean))
     return torch.cat(parts, dim=1)
+
+
+def _decode_means(model: "Kpp", memory: Memory) -> tuple[Int[Tensor, " held"], Images]:
+    """Cells that hold a block, and the expected pixels of each; stored pixels are exact."""
+    cells, output = decode_held(model, memory)
+    return cells, model.likelihood.mean(output) if memory.detail is None else show_stored(output)
 
 
 @torch.no_grad()
@@ -127,8 +133,7 @@ def get(model: "Kpp", memory: Memory, handles: Handles | None) -> Float[Tensor, 
     """See `Kpp.get`."""
     model.as_maps(memory)
     where = memory.slots_of(memory.handles if handles is None else handles)
-    cells, output = decode_held(model, memory)
-    means = model.likelihood.mean(output) if memory.detail is None else show_stored(output)
+    cells, means = _decode_means(model, memory)
     pictures = _values_at(means, cells, where)
     return pictures if memory.is_batch else pictures[0]
 
@@ -144,8 +149,7 @@ def recall_means(
     picture = model.as_episodes(cue)
     chosen: list[Cells] = []
     _require_held(memory)
-    cells, output = decode_held(model, memory)
-    means = model.likelihood.mean(output)
+    cells, means = _decode_means(model, memory)
     while len(chosen) < most:
         shown = picture if cue.ndim == 5 else picture[0]
         scores = model.score_cues(memory, shown, observed=observed if not chosen else None)
@@ -220,7 +224,8 @@ def familiarity(model: "Kpp", memory: Memory, images: Images) -> PerImage:
     episode = model.as_pixels(images)
     best = score_cues(model, memory, images, None).argmax(dim=-1)
     maps, owners = model.as_maps(memory), memory.as_batch().require_slots()
-    known = model.log_likelihood(model.read_maps(maps, _keys_of(model, best)).mean, episode)
+    blocks = model.placement.grid.read(maps, best)
+    known = model.log_likelihood(SpatialPrior(model.readout, blocks).mean, episode)
     nothing = torch.zeros(*episode.shape[:2], *model.writer.shape, device=model.device)
     reading = model.readout(nothing, model.encoder(episode), sample=False)
     score = known - (model.log_likelihood(reading.readout, episode) - reading.kl)
@@ -249,11 +254,6 @@ def terms_by_content(
         found.append(model.terms(episode, features, maps, keys, sample=sample, generator=generator))
     holds_nothing = (memory.as_batch().require_slots() < 0).all(dim=1, keepdim=True)
     return found[0].where((means[0] < means[1]) | holds_nothing, found[1])
-
-
-def _keys_of(model: "Kpp", cells: Cells) -> Points:
-    """The key at the centre of each cell."""
-    return as_normal(model.placement.grid.centres(cells.device)[cells])
 
 
 def _check_mask(observed: Observed, cue: Images) -> Float[Tensor, "B T H W"]:

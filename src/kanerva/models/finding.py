@@ -83,7 +83,8 @@ def as_cues(
     image = model.config.image
     if cue.ndim not in (3, 4) or tuple(cue.shape[-3:]) != image or not len(cue):
         raise UserError(f"a cue is {image}, or a batch of those; got {tuple(cue.shape)}")
-    is_grey = cue.dtype == torch.uint8 and int(cue.max()) > 1  # bytes, and not only 0 and 1
+    # bytes of a binary model may be 0 and 1
+    is_grey = cue.dtype == torch.uint8 and (int(cue.max()) > 1 or not model.pixels.binary)
     cues = cue.to(model.device).float() / (255 if is_grey else 1)
     if not cues.isfinite().all():
         raise UserError("a cue's pixels are finite numbers: hide what is missing with observed")

@@ -44,10 +44,16 @@ class KnownWeights(nn.Module):
         return self._names[kind][1]
 
     def weight_versions(self) -> list[int]:
-        """Version counters of all tensors, which change whenever weights are modified in place."""
+        """Addresses and version counters of all tensors, one of which changes if weights do."""
         if self._tensors is None:  # cached: collecting them takes longer than reading one block
             self._tensors = [*self.parameters(), *self.buffers()]
-        return [0 if tensor.is_inference() else tensor._version for tensor in self._tensors]
+        versions = [0 if tensor.is_inference() else tensor._version for tensor in self._tensors]
+        return [*versions, *[tensor.data_ptr() for tensor in self._tensors]]
+
+    def load_state_dict(self, *args: Any, **options: Any) -> Any:
+        """Drop the cache: `assign=True` replaces tensors."""
+        self._forget()
+        return super().load_state_dict(*args, **options)
 
     def train(self, mode: bool = True) -> Any:
         """Drop the cache: training may change weights without changing their version counters, as
