@@ -1,6 +1,6 @@
 """Ship a run: its best weights in 8 bits, scored as they ship, with record and card.
 
-    python -m kanerva.lab.ship runs/mnist-kpp-store-s0 mnist-2
+    python -m kanerva.lab.ship runs/mnist-kpp-bits-s0 mnist-3
 
 writes a folder of that name into the package: model.safetensors, config.json, config.yaml,
 evaluation.json and card.md. `kanerva.load` then finds it, and wheels include it. A shipped model's
@@ -27,7 +27,7 @@ from kanerva.lab.card import card
 from kanerva.models.base import MemoryModel
 from kanerva.models.checkpoint_io import CONFIG, WEIGHTS
 from kanerva.models.eight_bits import in_eight_bits
-from kanerva.models.loading import PRETRAINED, load
+from kanerva.models.loading import PRETRAINED, check_shipped, load
 from kanerva.plain_files import file_digest, write_whole
 from kanerva.runs import read_run_config, write_run_config
 from kanerva.training.checkpoint import STATE, read_state
@@ -53,6 +53,8 @@ def ship(
         raise UserError(f"{run} was trained on a private folder of images, which others lack")
     earlier = _earlier_record(run)
     before = earlier.get("shipped", {})
+    if before:
+        check_shipped(run)
     trained = before["trained"] if before else _training(run)
     with tempfile.TemporaryDirectory() as place:
         made = Path(place) / name
@@ -84,8 +86,11 @@ def ship(
         write_record(record, made / RECORD)
         write_whole(made / CARD, card(record, config))
         try:
+            beside = into / f".{name}.tmp"  # a full disk must not cost the model that is there
+            shutil.rmtree(beside, ignore_errors=True)
+            shutil.copytree(made, beside)
             shutil.rmtree(into / name, ignore_errors=True)
-            shutil.copytree(made, into / name)
+            beside.rename(into / name)
         except OSError as error:
             raise UserError(f"cannot write {into / name}: {error.strerror}") from error
     return into / name

@@ -1,8 +1,9 @@
 """Weights in 8 bits, as models ship: for each row of a weight, integers and a scale.
 
-A file has the integers under the weight's name, and the scales under that name and `.scale`. Layers
-that compute in integers (`memory/fixed_point.py`) have no scales, and lose nothing. Vectors, such
-as biases, are in half precision. Buffers are as they are: some are tables that must be exact.
+A file has the integers under the weight's name, and the scales under that name and `.scale`. In
+layers that compute in integers (`memory/fixed_point.py`), weights have no scales and lose nothing;
+their biases, and all vectors, are in half precision. Buffers are as they are: some are tables that
+must be exact.
 """
 
 import torch
@@ -32,9 +33,10 @@ def in_eight_bits(model: nn.Module) -> dict[str, Tensor]:
         found[name] = rounded
     for name, layer in model.named_modules():
         if isinstance(layer, FixedLinear):
-            weight = f"{name}.weight"
-            found[weight] = as_bytes(layer)
-            del found[weight + _SCALE]
+            weight, bias = f"{name}.weight", f"{name}.bias"
+            found |= {weight: as_bytes(layer), bias: layer.bias.detach().half()}
+            found.pop(weight + _SCALE, None)
+            found.pop(bias + _SCALE, None)
     return found
 
 
