@@ -50,7 +50,7 @@ def _temporary(folder: Path) -> Path:
 
 def _remove(folder: Path) -> None:
     """Remove a file or folder if it exists. Of a link only the link is removed."""
-    if folder.is_symlink():
+    if folder.is_symlink() or folder.is_file():
         folder.unlink()
     shutil.rmtree(folder, ignore_errors=True)
 

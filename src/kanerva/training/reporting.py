@@ -5,6 +5,7 @@ import csv
 import io
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 
 from lightning_fabric.loggers import Logger
@@ -99,9 +100,9 @@ class Reporter:
             self.say(f"{line} compiled and run in {seconds:.0f} s")
             self.line_clock = self.clock(step)  # rates without compilation
             return
-        left = time.gmtime((self.total - step) * seconds / done)
+        left = timedelta(seconds=round((self.total - step) * seconds / done))
         rate = done * self.images / seconds
-        self.say(f"{line} {rate:.0f} img/s, {time.strftime('%H:%M:%S', left)} left")
+        self.say(f"{line} {rate:.0f} img/s, {left} left")
 
     def row(self, step: int, result: StepResult, lr: float) -> None:
         """Write one row of training metrics, and update the bar."""

@@ -35,7 +35,7 @@ def score(
 ) -> dict[str, Float[Tensor, "tasks ways ways"]]:
     """The scores of targets, one column each, in every memory, one row each.
 
-    `one way` is ln p(target | memory, related to what is stored). The probability of being related
+    `kpp-bits` is ln p(target | memory, related to what is stored). The probability of being related
     is the same for each memory, so it is left out. `both ways` adds ln p(drawings | memory of the
     target alone) - ln p(drawings): the evidence that both show one character, predicted in the
     other direction (as in Lake et al., 2015).

@@ -42,7 +42,7 @@ def table(figures: Figures) -> list[str]:
         f"{nats(empty[f'{OURS}, {INDEPENDENT}'])}",
         f"nats per image, key included, ± standard error over {figures['characters']} characters, "
         f"{figures['rounds']} drawings of each left out",
-        f"in turn; {seeds}. A drawing written takes {figures['bits_per_drawing']:.0f} bits "
+        f"at random; {seeds}. A drawing written takes {figures['bits_per_drawing']:.0f} bits "
         "(kpp-bits). Labels draw training episodes,",
         "nothing else; no labels: kin are copies of one image",
         *([f"not trained yet: {', '.join(missing)}"] if missing else []),
