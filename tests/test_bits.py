@@ -498,11 +498,6 @@ def test_the_loss_of_a_step_is_the_sum_of_its_parts(
     torch.testing.assert_close(outputs["auxiliary"], total)
 
 
-def test_episodes_of_one_image_train_too(images: Tensor):
-    outputs = KppBits(CONFIG).train()(images[:, None])
-    assert outputs["auxiliary"].isfinite() and bool((outputs["key_kl"] == 0).all())
-
-
 def test_validation_charges_the_gist(
     model: KppBits, images: Tensor, monkeypatch: pytest.MonkeyPatch
 ):
@@ -793,3 +788,81 @@ def test_bits_are_carried_over_to_more_cells(model: KppBits, images: Tensor):
     assert grown.capacity == 16 and grown.handles == [0, 1, 2, 3, 5, 6]
     assert grown.bits[:5].tolist() == memory.bits.tolist() and float(memory.bits[2]) < before[2]
     torch.testing.assert_close(large.get(grown, memory.handles), model.get(memory))
+
+
+def test_other_memories_of_a_model_keep_its_cap(model: KppBits, images: Tensor):
+    few = model.within(20)
+    assert few.with_capacity(100).write(images).bits.tolist() == few.write(images).bits.tolist()
+    assert model.with_capacity(100).cap == ALL
+
+
+def test_counts_of_bits_are_whole_numbers(model: KppBits, images: Tensor):
+    memory = model.write(images)
+    for wrong in (-5, 56.5, "all"):
+        with pytest.raises(UserError, match="bits must be"):
+            model.within(wrong)  # pyright: ignore[reportArgumentType]
+        with pytest.raises(UserError, match="bits must be"):
+            memory.shrink(wrong)  # pyright: ignore[reportArgumentType]
+    few = memory.shrink(20, 0, 3).bits.tolist()
+    for handles in ([0, 3], torch.tensor([3, 0]), np.array([0, 3])):
+        assert memory.shrink(20, handles).bits.tolist() == few
+
+
+def test_bits_are_not_rounded(model: KppBits, images: Tensor, tmp_path: Path):
+    memory = model.write(images)
+    with pytest.raises(UserError, match="cannot be rounded to int8"):
+        memory.quantise("int8")
+    with pytest.raises(UserError, match="cannot be rounded to int4"):
+        memory.save(tmp_path / "memory", dtype="int4")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_memory_is_not_saved_with_weights_that_did_not_write_it(
+    model: KppBits, images: Tensor, tmp_path: Path
+):
+    memory = model.write(images)
+    with torch.no_grad():
+        model.pixel_code.place += 0.5
+    with pytest.raises(UserError, match="weights .* have changed"):
+        memory.save(tmp_path / "memory")
+    assert not list(tmp_path.iterdir())
+
+
+def test_images_are_written_in_inference_mode(model: KppBits, images: Tensor):
+    expected = model.write(images, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        memory = model.write(images, generator=torch.Generator().manual_seed(0))
+        assert torch.equal(memory.map, expected.map)
+        assert torch.equal(model.get(memory), images)
+
+
+def test_what_is_recalled_is_exact_where_pixels_are_stored(model: KppBits, images: Tensor):
+    memory = model.write(images)
+    assert torch.equal(model.recall(memory, images, steps=1)[0], images)
+
+
+def test_an_image_of_more_bits_than_a_cap_can_say_is_refused(
+    model: KppBits, images: Tensor, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(kpp_bits, "ALL", 30)
+    with pytest.raises(UserError, match="more than 30 bits"):
+        replaced(model, 30).write(images)
+    assert float(replaced(model, 29).write(images).bits.max()) < 60
+
+
+def replaced(model: KppBits, cap: int) -> KppBits:
+    other = model.within(None)
+    other.cap = cap
+    return other
+
+
+def test_images_of_several_channels_are_refused():
+    with pytest.raises(UserError, match="one channel"):
+        replace(CONFIG, image=(3, 10, 7))
+
+
+@pytest.mark.parametrize(("length", "unwritten"), [(1, 0.25), (2, 0.9)])
+def test_training_needs_images_to_write_and_others_to_predict(length: int, unwritten: float):
+    model = shaken(replace(CONFIG, memory=replace(CONFIG.memory, unwritten=unwritten)))
+    with pytest.raises(UserError, match=f"an episode of {length}, .* writes none"):
+        model(torch.zeros(2, length, *CONFIG.image))

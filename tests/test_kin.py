@@ -5,6 +5,7 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.distributions as D
@@ -248,6 +249,9 @@ def test_samples_near_a_handle_are_those_of_a_memory_of_that_image_alone(
     alone = memory.free(1, 2, 4, 5)
     for how in ({}, {"sample_pixels": True}):
         near = model.generate(memory, 4, near=3, generator=seeded(1), **how)
+        for same in (torch.tensor(3), np.int64(3), [3]):
+            again = model.generate(memory, 4, near=same, generator=seeded(1), **how)  # pyright: ignore
+            assert torch.equal(again, near)
         assert torch.allclose(near, model.generate(alone, 4, generator=seeded(1), **how), atol=1e-5)
     assert not torch.allclose(near, model.generate(memory, 4, near=5, generator=seeded(1)))
     both = model.generate(Memory.stack([memory, alone]), 4, near=3, generator=seeded(1))

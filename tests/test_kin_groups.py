@@ -116,7 +116,9 @@ def test_new_images_of_a_large_memory_are_each_like_one_group(model: KppBits, me
 
 def test_the_most_alike_are_the_nearest_and_a_block_is_in_its_own_group():
     expected = torch.tensor([0.0, 10.0, 0.1, 10.3, 5.0]).view(-1, 1, 1, 1)
-    assert most_alike(expected, 2).tolist() == [[0, 2], [1, 3], [2, 0], [3, 1], [4, 2]]
+    every = torch.arange(5)
+    assert most_alike(expected, 2, every).tolist() == [[0, 2], [1, 3], [2, 0], [3, 1], [4, 2]]
+    assert most_alike(expected, 2, every[[3, 0]]).tolist() == [[3, 1], [0, 2]]
     same = torch.zeros(4, 1, 1, 1)  # equal blocks: each is still in its own group
-    assert most_alike(same, 2)[:, 0].tolist() == [0, 1, 2, 3]
-    assert most_alike(same, 9).shape == (4, 4)
+    assert most_alike(same, 2, every[:4])[:, 0].tolist() == [0, 1, 2, 3]
+    assert most_alike(same, 9, every[:4]).shape == (4, 4)

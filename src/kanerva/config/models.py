@@ -55,9 +55,11 @@ class KppConfig(ModelConfig):
 
 
 def require_binary(config: ModelConfig) -> None:
-    """Refuse pixels other than 0 or 1: the pixel code is for binary ones."""
+    """Refuse pixels other than 0 or 1, and channels: the pixel code is for one binary plane."""
     if config.likelihood != "bernoulli":
         raise UserError(f"{config.name} takes pixels that are 0 or 1: likelihood=bernoulli")
+    if config.image[0] != 1:
+        raise UserError(f"{config.name} takes images of one channel, got {config.image}")
 
 
 @dataclass(frozen=True, kw_only=True)

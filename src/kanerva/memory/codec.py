@@ -17,6 +17,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from kanerva.errors import UserError
 from kanerva.memory.coder import (
     Coder,
     OneStream,
@@ -46,16 +47,22 @@ _CAPPED = 771  # count, of TOTAL, of each bit length; the rest, four fifths, is 
 
 @dataclass(frozen=True, eq=False)
 class BlockCodec:
-    """The networks that code a model's blocks, and the model's fingerprint."""
+    """The networks that code a model's blocks, and the model's fingerprint when it was made."""
 
     prior: GistPrior
     pixels: PixelCode
-    name: Callable[[], str]  # the fingerprint, computed only when a file needs it
+    name: str
+    name_now: Callable[[], str]
 
     @property
     def fingerprint(self) -> bytes:
         """Sixteen bytes that identify the weights: others would decode a file to other blocks."""
-        return bytes.fromhex(self.name())[:16]
+        return bytes.fromhex(self.name)[:16]
+
+    def require_unchanged(self) -> None:
+        """Refuse weights that changed since: files coded with them could not be read."""
+        if self.name_now() != self.name:
+            raise UserError("the weights of this memory's model have changed since it was written")
 
     @torch.no_grad()
     def encode(self, gists: Float[Tensor, "N D"], detail: Detail) -> bytes:

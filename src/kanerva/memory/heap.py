@@ -20,7 +20,7 @@ from torch import Tensor
 
 from kanerva.errors import UserError
 from kanerva.files import FLOATS, require_tensor
-from kanerva.inputs import as_device, as_handles, as_path
+from kanerva.inputs import as_count, as_device, as_handles, as_path
 from kanerva.memory.codec import BlockCodec
 from kanerva.memory.container import Container, read_container
 from kanerva.memory.detail import ALL, Detail, symbol_digest
@@ -90,7 +90,7 @@ class Memory:
 
     def as_batch(self) -> "Memory":
         """This memory as a batch, of one if it is not one already."""
-        return self if self.is_batch else Memory.stack([self])
+        return self if self.is_batch else self._apply(lambda tensor: tensor[None])
 
     def to(self, device: str | torch.device) -> "Memory":
         """Move every tensor to a device."""
@@ -172,11 +172,12 @@ class Memory:
         shape = (count, named.numel() // count if number is None else number)
         if named.numel() != shape[0] * shape[1]:
             raise UserError(f"expected handles {shape}, one for each image; got {named.tolist()}")
-        matches = batch.require_slots()[:, None] == named.view(shape)[..., None]  # (B, T, slots)
-        missing = ~matches.any(dim=-1) | (named.view(shape) < 0)
+        named, (owners, cells) = named.view(shape).contiguous(), batch.require_slots().sort(dim=1)
+        at = torch.searchsorted(owners, named).clamp(max=owners.shape[1] - 1)
+        missing = (owners.gather(1, at) != named) | (named < 0)
         if bool(missing.any()):
-            raise UserError(_not_held(int(named.view(shape)[missing][0])))
-        return matches.int().argmax(dim=-1)
+            raise UserError(_not_held(int(named[missing][0])))
+        return cells.gather(1, at)
 
     def __repr__(self) -> str:
         shape = "x".join(map(str, self.map.shape))
@@ -270,6 +271,7 @@ class Memory:
 
     def quantise(self, dtype: str) -> "Memory":
         """This memory as `load` would return it after `save(dtype=...)`."""
+        self._check_dtype(dtype)
         return replace(self, map=quantise(self.map, dtype))
 
     # Bits
@@ -283,18 +285,17 @@ class Memory:
         numbers = self.map.shape[-3] * self.grid.block[0] * self.grid.block[1]
         return torch.full(cells.shape, 32.0 * numbers, dtype=torch.float64)
 
-    def shrink(self, bits: int, *handles: int) -> "Memory":
+    def shrink(self, bits: int, *handles: int | Sequence | Int[Tensor, " n"]) -> "Memory":
         """Forget by degrees: shrink all blocks, or those of some handles, to at most `bits` bits,
         plus what the last pixel (or group of the gist) costs. Pixels are dropped first, from the
         last, then the gist. What is not dropped does not change."""
         owners = self._require_one()
         if self.detail is None:
             raise UserError("blocks of this memory are floats: there is nothing to drop by degrees")
-        if bits < 0:
-            raise UserError(f"bits must be at least 0, got {bits}")
-        caps = torch.full_like(owners, min(bits, ALL))
+        caps = torch.full_like(owners, min(as_count("bits", bits, 0), ALL))
         if handles:
-            cells = torch.tensor([self.slot_of(h) for h in handles], device=owners.device)
+            named = [h for one in handles for h in as_handles(one).flatten().tolist()]
+            cells = torch.tensor([self.slot_of(h) for h in named], device=owners.device).long()
             chosen = torch.zeros_like(owners, dtype=torch.bool).index_fill(0, cells, True)
             caps = caps.masked_fill(~chosen, ALL)
         detail, grid = self.detail.within(caps), self.grid
@@ -307,15 +308,21 @@ class Memory:
     def save(self, path: str | Path, dtype: str = "float32") -> None:
         """Write one file, atomically. `dtype`, for blocks of floats: float32, bfloat16, int8 or
         int4."""
+        self._check_dtype(dtype)
         require_tensor({"map": self.map}, "map", f"cannot write {path}", FLOATS)
         if self.detail is not None:
             return write_whole(as_path(path), self.as_container().pack())
         SavedMemory(self.map, self.owners, self.issued, self.writer).write(as_path(path), dtype)
 
+    def _check_dtype(self, dtype: str) -> None:
+        if self.detail is not None and dtype != "float32":
+            raise UserError(f"this memory holds bits, which cannot be rounded to {dtype}")
+
     def as_container(self) -> Container:
         """The contents of the file of a memory of bits."""
         self._require_one()
         assert self.detail is not None and self.codec is not None
+        self.codec.require_unchanged()
         gists, detail = self._in_order()
         return Container(
             fingerprint=self.codec.fingerprint,
@@ -365,7 +372,7 @@ class Memory:
         blocks = torch.cat([gists, detail.is_kept], dim=1).unflatten(1, block).to(device)
         cells = torch.arange(len(gists), device=device)[None]
         more = detail.apply(lambda part: part.to(device)[None])
-        memory = Memory.stack([self]).malloc(blocks[None], cells, more)[0]
+        memory = self.as_batch().malloc(blocks[None], cells, more)[0]
         owners = torch.full_like(memory.require_slots(), -1)
         owners[: len(gists)] = torch.tensor(saved.handles, dtype=owners.dtype, device=device)
         return replace(memory, owners=owners, issued=saved.issued)

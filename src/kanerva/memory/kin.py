@@ -111,12 +111,11 @@ class _Attend(nn.Module):
 # Groups of alike blocks
 
 
-def most_alike(expected: Expected, size: int) -> Int[Tensor, "B _"]:
-    """For each block, itself and the blocks from which the reader expects the most similar new
-    images, given what it expects from each block alone."""
+def most_alike(expected: Expected, size: int, of: Int[Tensor, " n"]) -> Int[Tensor, "n _"]:
+    """For each of some blocks, itself and the blocks from which the reader expects the most similar
+    new images, given what it expects from each block alone."""
     flat = expected.flatten(1)
-    apart = torch.cat([torch.cdist(part, flat) for part in flat.split(1024)])
-    apart.fill_diagonal_(-1)
+    apart = torch.cdist(flat[of], flat).scatter(1, of[:, None], -1)
     return apart.topk(min(size, len(flat)), largest=False).indices
 
 

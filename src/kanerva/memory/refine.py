@@ -25,8 +25,9 @@ _NATS = math.log(2) / BIT  # nats per unit of cost
 def refine_gists(prior: GistPrior, code: PixelCode, gists: Gists, images: Binary) -> Gists:
     """Refine the gists of images. Gist and pixels together never take more bits than before."""
     count = _AT_ONCE[gists.device.type]
-    pairs = zip(gists.split(count), images.split(count), strict=True)
-    return torch.cat([_refine(prior, code, *pair) for pair in pairs])
+    with torch.inference_mode(False):  # gradients say which changes are promising
+        pairs = zip(gists.clone().split(count), images.clone().split(count), strict=True)
+        return torch.cat([_refine(prior, code, *pair) for pair in pairs])
 
 
 @torch.no_grad()

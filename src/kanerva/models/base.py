@@ -72,10 +72,10 @@ class MemoryModel(
         super().__init__()
         self.config = config
         self.likelihood = make_likelihood(config.likelihood)
-        self.memory_dtype = "float32"  # memories are rounded to it when written or scored
+        self.memory_dtype = "float32"  # whole episodes are rounded to it: `write` and scores
 
     def storing_as(self: M, dtype: str) -> M:
-        """A copy of this model that shares its weights and rounds memories to `dtype`."""
+        """This model, with memories rounded to `dtype` when they are written as a whole."""
         other = copy.copy(self)
         other.memory_dtype = dtype
         return other
@@ -309,7 +309,7 @@ class MemoryModel(
         keys = keys if keys.ndim == 2 + len(self.key_shape) else keys[None]
         if keys.ndim < 2 or len(keys) != len(maps) or tuple(keys.shape[2:]) != self.key_shape:
             raise UserError(f"keys {shape} do not fit memory {tuple(maps.shape)}")
-        return maps, keys.to(maps.device)
+        return maps, keys.to(maps)
 
     def require_memory(self, memory: Memory | None) -> Memory:
         """Refuse None. A model without a memory takes only None, for which it gets a blank one."""

@@ -23,8 +23,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from kanerva.config import KppBitsConfig
+from kanerva.config import KppBitsConfig, ModelConfig
 from kanerva.errors import UserError
+from kanerva.inputs import as_count
 from kanerva.memory.codec import BlockCodec
 from kanerva.memory.detail import ALL, MISMATCH, Detail
 from kanerva.memory.fixed_point import BIT
@@ -84,6 +85,11 @@ class KppBits(ReadsKin):
         """
         episode = self.as_episodes(episode)
         batch, length = episode.shape[:2]
+        if not self._most_written(length):
+            raise UserError(
+                f"kpp-bits learns from images that are written and others that are not: an episode "
+                f"of {length}, with memory.unwritten={self.config.memory.unwritten}, writes none"
+            )
         features, groups = self.encoder(episode), self.config.code.groups
         chance = uniform((batch, length, 5), generator, self.device)
         rate = 2 * chance[..., 0] - 1
@@ -197,6 +203,9 @@ class KppBits(ReadsKin):
         counts = self.pixel_code.table(traces, pixels)
         costs = self.pixel_code.cost(counts, pixels.flatten(1))
         caps = torch.full(lead, self.cap, device=self.device)
+        total = gist_costs.sum(dim=-1) + costs.sum(dim=-1)
+        if self.cap == ALL and int(total.max()) >= BIT * ALL:
+            raise UserError(f"an image takes more than {ALL} bits: write with a cap, within(bits)")
         detail = Detail(
             pixels.flatten(1).to(torch.uint8).unflatten(0, lead),
             costs.unflatten(0, lead),
@@ -222,7 +231,8 @@ class KppBits(ReadsKin):
     @property
     def codec(self) -> BlockCodec:
         """The codec of files with this model's memories."""
-        return BlockCodec(self.prior, self.pixel_code, self.block_fingerprint)
+        name = self.block_fingerprint
+        return BlockCodec(self.prior, self.pixel_code, name(), name)
 
     # The bound
 
@@ -310,7 +320,7 @@ class KppBits(ReadsKin):
         detail = self.code(episode, blocks)
         whole, cut = detail.is_stored.all(dim=-1), detail.cut(blocks)
         if episode.shape[1] - 1 > MOST:
-            every = [Readable(*parts) for parts in zip(cut, features, whole, strict=True)]
+            every = [self.readable(*parts) for parts in zip(cut, features, whole, strict=True)]
             return self._left_out_of_many(every, episode).view(tuple(images.shape[:-3]))
         others = [part[:, rest].flatten(0, 1) for part in (cut, features, whole)]
         kin = self.ask_kin(others[0], others[1], others[2], torch.ones_like(others[2]))
@@ -345,5 +355,10 @@ class KppBits(ReadsKin):
     def within(self, bits: int | None) -> "KppBits":
         """A copy of this model that shares its weights and writes at most `bits` bits per image."""
         other = copy.copy(self)
-        other.cap = ALL if bits is None else bits
+        other.cap = ALL if bits is None else min(as_count("bits", bits, 0), ALL)
         return other
+
+    def resized(self, config: ModelConfig) -> "KppBits":
+        other = super().resized(config)
+        assert isinstance(other, KppBits)
+        return other.within(self.cap)

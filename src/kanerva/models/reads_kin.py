@@ -24,6 +24,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from kanerva.config import KppBitsConfig
+from kanerva.errors import UserError
+from kanerva.inputs import as_handles
 from kanerva.memory.heap import Memory
 from kanerva.memory.kin import (
     GROUP,
@@ -42,7 +44,7 @@ from kanerva.models.kpp import Kpp
 from kanerva.models.terms import ElboTerms
 from kanerva.readout import SpatialPrior
 from kanerva.seeding import Noise, uniform
-from kanerva.shapes import Blocks, Episode, FeatureMaps, KinMaps
+from kanerva.shapes import Blocks, Cells, Episode, FeatureMaps, KinMaps
 
 Known = Bool[Tensor, "B T"]  # a flag for each block
 Expected = Float[Tensor, "B maps Hq Wq"]  # what a new image is expected to look like
@@ -51,15 +53,16 @@ _AT_ONCE = {"cpu": 64, "cuda": 1024}  # groups that are read together
 
 @dataclass(frozen=True)
 class Readable:
-    """What the reader of kin sees of N stored blocks."""
+    """What the reader of kin sees of N stored blocks, and expects from each alone."""
 
     blocks: Float[Tensor, "N Cm h w"]
     features: Float[Tensor, "N features Hq Wq"]
     whole: Bool[Tensor, " N"]
+    alone: Float[Tensor, "N maps Hq Wq"]
 
     def without(self, index: int) -> "Readable":
         rest = torch.arange(len(self.whole), device=self.whole.device) != index
-        return Readable(self.blocks[rest], self.features[rest], self.whole[rest])
+        return Readable(self.blocks[rest], self.features[rest], self.whole[rest], self.alone[rest])
 
 
 class ReadsKin(Kpp):
@@ -89,58 +92,76 @@ class ReadsKin(Kpp):
 
     def _read_kin(self, memory: Memory, near: int | None = None) -> Expected:
         """Predict a new image from the latest blocks of a memory, or from that of a handle."""
-        assert memory.detail is not None
         owners = memory.require_slots()
         if near is not None:
             memory.slots_of([near] * len(owners))  # refuses a handle that is not there
             owners = owners.masked_fill(owners != near, -1)
         latest = owners.topk(min(MOST, owners.shape[1]), dim=1)
-        cells, detail = latest.indices, memory.detail.at(latest.indices)
+        return self.ask_kin(*self._see(memory, latest.indices), latest.values >= 0)
+
+    def _see(self, memory: Memory, cells: Cells) -> tuple[Blocks, FeatureMaps, Known]:
+        """What the reader sees of these cells."""
+        assert memory.detail is not None
+        detail = memory.detail.at(cells)
         pixels = detail.pixels.float().unflatten(-1, self.config.image)
-        whole = detail.is_stored.all(dim=-1)
         blocks = self.placement.grid.read(memory.map, cells)
-        return self.ask_kin(blocks, self.encoder(pixels), whole, latest.values >= 0)
+        return blocks, self.encoder(pixels), detail.is_stored.all(dim=-1)
 
     # Read groups of a large memory
 
     def _readable(self, memory: Memory, index: int) -> Readable:
         """All blocks of one memory of a batch."""
-        assert memory.detail is not None
         cells = (memory.require_slots()[index] >= 0).nonzero()[:, 0]
-        detail = memory.detail.apply(lambda part: part[index : index + 1]).at(cells[None])
-        pixels = detail.pixels.float().unflatten(-1, self.config.image)
-        blocks = self.placement.grid.read(memory.map[index : index + 1], cells[None])
-        return Readable(blocks[0], self.encoder(pixels)[0], detail.is_stored.all(dim=-1)[0])
+        seen = self._see(memory[index].as_batch(), cells[None])
+        return self.readable(*[part[0] for part in seen])
 
-    def _read_groups(self, held: Readable, groups: Int[Tensor, "G n"]) -> Expected:
+    @torch.no_grad()
+    def readable(
+        self,
+        blocks: Float[Tensor, "N Cm h w"],
+        features: Float[Tensor, "N features Hq Wq"],
+        whole: Bool[Tensor, " N"],
+    ) -> Readable:
+        """Blocks that are to be read in groups."""
+        each = torch.arange(len(whole), device=whole.device)[:, None]
+        alone = self._read_groups(blocks, features, whole, each)
+        return Readable(blocks, features, whole, alone)
+
+    def _read_groups(
+        self,
+        blocks: Float[Tensor, "N Cm h w"],
+        features: Float[Tensor, "N features Hq Wq"],
+        whole: Bool[Tensor, " N"],
+        groups: Int[Tensor, "G n"],
+    ) -> Expected:
         """Predict a new image from each group of blocks."""
         found = []
         for part in groups.split(_AT_ONCE[groups.device.type]):
-            blocks, features, whole = held.blocks[part], held.features[part], held.whole[part]
-            found.append(self.ask_kin(blocks, features, whole, torch.ones_like(whole)))
+            every = torch.ones_like(whole[part])
+            found.append(self.ask_kin(blocks[part], features[part], whole[part], every))
         return torch.cat(found)
 
-    def _singles(self, held: Readable) -> Expected:
-        """Predict a new image from each block alone."""
-        return self._read_groups(held, torch.arange(len(held.whole), device=self.device)[:, None])
+    def _read_alike(self, held: Readable, of: Int[Tensor, " n"]) -> Expected:
+        """Predict a new image from each of some blocks, with those most like it."""
+        groups = most_alike(held.alone, GROUP, of)
+        return self._read_groups(held.blocks, held.features, held.whole, groups)
 
     @torch.no_grad()
     def log_like_any(self, held: Readable, images: Float[Tensor, "T C H W"]) -> Float[Tensor, " T"]:
         """ln p(x | M, new, related to the stored images) of a large memory, or slightly less: the
         sum over the groups from which images like x are expected."""
-        singles = self._singles(held)
         nothing = torch.zeros(len(images), *self.writer.shape, device=self.device)
         every = torch.ones(len(images), dtype=torch.bool, device=self.device)
-        own = self._singles(Readable(nothing, self.encoder(images[None])[0], every))
-        apart = torch.cdist(own.flatten(1), singles.flatten(1))
-        tried = apart.topk(min(TRIED, len(singles)), largest=False).indices
+        own = self.readable(nothing, self.encoder(images[None])[0], every).alone
+        apart = torch.cdist(own.flatten(1), held.alone.flatten(1))
+        tried = apart.topk(min(TRIED, len(held.alone)), largest=False).indices
         needed, at = tried.unique(return_inverse=True)
-        groups = self._read_groups(held, most_alike(singles, GROUP)[needed])
+        groups = self._read_alike(held, needed)
         scores = [
             self.log_like(groups[some], image.expand(len(some), 1, *image.shape))[:, 0]
             for image, some in zip(images, at, strict=True)
         ]
-        return torch.stack(scores).logsumexp(dim=1) - math.log(len(singles))
+        return torch.stack(scores).logsumexp(dim=1) - math.log(len(held.alone))
 
     # The bound
 
@@ -222,8 +243,7 @@ class ReadsKin(Kpp):
         for index in (count > MOST).nonzero()[:, 0].tolist():
             held = self._readable(memory, index)
             chosen = (chance[index] * len(held.whole)).long().clamp(max=len(held.whole) - 1)
-            groups = most_alike(self._singles(held), GROUP)
-            kin[index] = self._read_groups(held, groups[chosen])
+            kin[index] = self._read_alike(held, chosen)
         return kin
 
     def _free_cells(self, batch: int, length: int) -> Blocks:
@@ -246,7 +266,7 @@ class ReadsKin(Kpp):
         memory: Memory | None,
         num_samples: int,
         *,
-        near: Near | int | None = None,
+        near: Near | int | Int[Tensor, ""] | None = None,
         sample_pixels: bool = False,
         generator: Noise = None,
     ) -> Float[Tensor, "*B T C H W"]:
@@ -255,15 +275,15 @@ class ReadsKin(Kpp):
         `near=handle` makes images related to that one; `near=(key, spread)` reads blocks at keys
         around one instead."""
         memory = self.require_memory(memory)
-        is_handle = isinstance(near, int)
-        self.check_samples(num_samples, None if is_handle else near)
+        handle, pair = _handle_or_pair(near)
+        self.check_samples(num_samples, pair)
         self.as_maps(memory)
-        if near is not None and not is_handle:
+        if pair is not None:
             return super().generate(
-                memory, num_samples, near=near, sample_pixels=sample_pixels, generator=generator
+                memory, num_samples, near=pair, sample_pixels=sample_pixels, generator=generator
             )
         for_code, for_z = self._split_kin(
-            self._expect(memory.as_batch(), num_samples, near, generator)
+            self._expect(memory.as_batch(), num_samples, handle, generator)
         )
         if sample_pixels:
             nothing = torch.zeros(for_code.shape[:2].numel(), self.writer.size, device=self.device)
@@ -274,3 +294,13 @@ class ReadsKin(Kpp):
             readout = SpatialPrior(self.readout, nothing, for_z).sample(generator)
             images = self.likelihood.mean(self.decoder(readout))
         return images if memory.is_batch else images[0]
+
+
+def _handle_or_pair(near: object) -> tuple[int | None, Any]:
+    """A handle and None, or None and what should be a key with its spread."""
+    if near is None or isinstance(near, tuple):
+        return None, near
+    named = as_handles(near)
+    if named.numel() != 1:
+        raise UserError("near is one handle, or a pair (key, spread)")
+    return int(named), None

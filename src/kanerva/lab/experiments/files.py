@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -141,13 +142,13 @@ def time_coding(memory: Memory) -> dict[str, float]:
     codec = memory.codec
     assert isinstance(codec, BlockCodec)
     gists, detail = memory.to("cpu")._in_order()
-    codec = BlockCodec(deepcopy(codec.prior).cpu(), deepcopy(codec.pixels).cpu(), codec.name)
+    codec = replace(codec, prior=deepcopy(codec.prior).cpu(), pixels=deepcopy(codec.pixels).cpu())
     with threads(2):
         start = time.perf_counter()
         counts = codec.pixels.table(codec._traces(gists), codec._as_images(detail.pixels))
         networks = time.perf_counter() - start
         codes = [KnownTables(codec.pixels, counts) for _ in range(2)]
-        encoder, decoder = (BlockCodec(codec.prior, code, codec.name) for code in codes)
+        encoder, decoder = (replace(codec, pixels=code) for code in codes)
         start = time.perf_counter()
         stream = encoder.encode(gists, detail)
         encoded = time.perf_counter() - start

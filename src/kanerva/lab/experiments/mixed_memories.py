@@ -22,7 +22,7 @@ from kanerva.memory.kin import MOST, key_costs, mix_unlike
 from kanerva.models.kpp_bits import KppBits
 from kanerva.models.reads_kin import Readable
 
-Others = Int[Tensor, "N 1 2"]  # the same, one drawing of each of N other characters
+Others = Int[Tensor, "N 1 2"]  # (character, drawing), one drawing of each of N other characters
 
 SIZES = ((20, 2), (20, 5), (50, 5))  # characters in a memory, drawings of each
 QUICK = ((8, 5),)
@@ -39,7 +39,7 @@ def readable(held: Written, written: Pairs) -> Readable:
     pairs = written.flatten(0, 1)
     nothing = held.nothing.expand(len(pairs), -1, -1, -1)
     every = torch.ones(len(pairs), dtype=torch.bool, device=pairs.device)
-    return Readable(nothing, held.features[pairs.unbind(-1)], every)
+    return held.model.readable(nothing, held.features[pairs.unbind(-1)], every)
 
 
 def deal(held: Written, size: tuple[int, int], noise: torch.Generator) -> tuple[Pairs, Others]:

@@ -32,7 +32,7 @@ ROWS: dict[str, tuple[str, str, tuple[str | None, ...]]] = {
     "kpp-48": ("kpp, 48 floats", "kpp", ("store-T256-fine",)),
     "kpp-48-int8": ("kpp, 48 floats, int8", "kpp", ("store-T256-fine-int8",)),
     "kpp-generate": ("kpp, retired", "kpp", ("generate",)),
-    "kpp-small": ("kpp, as it ships", "kpp", ("small",)),
+    "kpp-small": ("kpp, narrower", "kpp", ("small",)),
     "no-memory": ("no memory", "no-memory", ("strong", None)),
     "vae": ("VAE", "vae", ("strong", None)),
 }
