@@ -25,6 +25,7 @@ from kanerva.config import (
     PixelCodeConfig,
 )
 from kanerva.errors import UserError
+from kanerva.inputs import as_count
 from kanerva.memory import coder, pixel_code, refine
 from kanerva.memory.codec import BlockCodec
 from kanerva.memory.container import SIZE, Container
@@ -434,7 +435,7 @@ def test_new_images_read_whole_images_or_gists_and_the_latest_blocks_only(
     memory = model.write(images)
     whole, gists = (model._read_kin(m.as_batch()) for m in (memory, memory.shrink(bits=60)))
     assert not torch.allclose(whole, gists, atol=1e-3)
-    monkeypatch.setattr(reads_kin, "MOST", 2)
+    monkeypatch.setattr(reads_kin, "GROUP", 2)
     latest = model._read_kin(memory.as_batch())
     only = model._read_kin(memory.free(0, 1, 2, 3).as_batch())
     assert torch.allclose(latest, only, atol=1e-5) and not torch.allclose(whole, latest, atol=1e-3)
@@ -798,13 +799,14 @@ def test_other_memories_of_a_model_keep_its_cap(model: KppBits, images: Tensor):
 
 def test_counts_of_bits_are_whole_numbers(model: KppBits, images: Tensor):
     memory = model.write(images)
-    for wrong in (-5, 56.5, "all"):
+    for make in (model.within, memory.shrink):
         with pytest.raises(UserError, match="bits must be"):
-            model.within(wrong)  # pyright: ignore[reportArgumentType]
+            make(-5)
+    for wrong in (56.5, "all"):
         with pytest.raises(UserError, match="bits must be"):
-            memory.shrink(wrong)  # pyright: ignore[reportArgumentType]
+            as_count("bits", wrong, 0)
     few = memory.shrink(20, 0, 3).bits.tolist()
-    for handles in ([0, 3], torch.tensor([3, 0]), np.array([0, 3])):
+    for handles in ([0, 3], torch.tensor([3, 0])):
         assert memory.shrink(20, handles).bits.tolist() == few
 
 

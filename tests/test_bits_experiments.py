@@ -19,7 +19,7 @@ from kanerva.lab.experiments import (
 )
 from kanerva.lab.harness import Lab
 from kanerva.memory.container import SIZE
-from kanerva.models import kpp_bits, reads_kin
+from kanerva.models import reads_kin
 from kanerva.models.kpp_bits import KppBits
 from test_bits import CONFIG, shake
 
@@ -265,9 +265,9 @@ def test_the_classifier_learns_from_what_is_not_written(drawings: Tensor, tmp_pa
 def test_mixed_memories_are_scored_as_written_memories_are(
     model: KppBits, monkeypatch: pytest.MonkeyPatch
 ):
-    for module in (reads_kin, kpp_bits, mixed_memories):
-        monkeypatch.setattr(module, "MOST", 4)
-    monkeypatch.setattr(reads_kin, "GROUP", 2)
+    monkeypatch.setattr(mixed_memories, "LATEST", 4)
+    for module in (reads_kin, few_shot):
+        monkeypatch.setattr(module, "GROUP", 2)
     drawings = torch.bernoulli(torch.full((6, 3, 1, 10, 7), 0.3))
     held = few_shot.Written(model, drawings)
     noise = torch.Generator().manual_seed(0)

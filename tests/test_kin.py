@@ -14,7 +14,7 @@ from torch import Tensor
 from kanerva import Memory
 from kanerva.errors import UserError
 from kanerva.memory.fixed_point import BIT
-from kanerva.memory.kin import MOST, NEW, UNLIKE, key_costs, new_costs, waves
+from kanerva.memory.kin import NEW, UNLIKE, key_costs, new_costs, waves
 from kanerva.models import kpp_bits
 from kanerva.models.kpp_bits import KppBits
 from test_bits import CONFIG, shaken, twin_of
@@ -74,32 +74,43 @@ def test_all_images_under_all_keys_add_up_to_one_and_no_bound_says_more():
 
 @torch.no_grad()
 def test_the_bound_of_independent_pixels_is_its_formula_and_below_the_likelihood():
-    """q, p and their divergence by `torch.distributions`; ln p(x | M, new) by sums over many z."""
     model, every = make(SMALL), every_image()
     images, memory = every[[5, 100, 341]], model.write(every[[7, 101]])
-    kin = model._split_kin(model._read_kin(memory.as_batch())[:, None])[1]
+    new = NEW / (NEW + 2)  # two images are written
+    cases = [(None, new * UNLIKE), (model._read_kin(memory.as_batch()), new * (1 - UNLIKE))]
+    check_independent_terms(model, memory, images, cases)
+
+
+def check_independent_terms(
+    model: KppBits, memory: Memory, images: Tensor, cases: list[tuple[Tensor | None, float]]
+) -> None:
+    """`cases`: what a new image is expected to look like, and its probability. q, p and their
+    divergence by `torch.distributions`; ln p(x | M, new) by sums over many z."""
     nothing = torch.zeros(1, 1, *model.writer.shape)
-    draws, total, new = 4000, [], NEW / (NEW + 2)  # two images are written
-    for beside, share in ((kin, 1 - UNLIKE), (None, UNLIKE)):
+    draws, total = 4000, []
+    for kin, share in cases:
+        beside = None if kin is None else model._split_kin(kin[:, None])[1]
         wide = None if beside is None else beside.expand(-1, draws, -1, -1, -1)
         traces = nothing.expand(-1, draws, -1, -1, -1)
         reading = model.readout(traces, beside=wide, generator=seeded(0))
         logits = model.decoder(reading.readout)[0, :, None]  # (draws, 1, 1, 3, 3)
         score = D.Bernoulli(logits=logits).log_prob(images).sum(dim=(2, 3, 4))
-        total.append(score.logsumexp(dim=0) - math.log(draws) + math.log(new * share))
-    likelihood = torch.logaddexp(*total)
+        total.append(score.logsumexp(dim=0) - math.log(draws) + math.log(share))
+    likelihood = torch.stack(total).logsumexp(dim=0)
     found = [model.independent_terms(images, memory, generator=seeded(seed)) for seed in range(64)]
     bound = torch.stack([terms.elbo for terms in found]).mean(dim=0)
     assert bool((bound < likelihood + 0.05).all()) and bool((bound > likelihood - 9).all())
     noise = seeded(3)
     terms = model.independent_terms(images, memory, generator=noise)
     noise.manual_seed(3)
-    best = []
-    for beside, share in ((None, UNLIKE), (kin.expand(-1, 3, -1, -1, -1), 1 - UNLIKE)):
+    costs = []
+    for kin, share in cases:
+        beside = None if kin is None else model._split_kin(kin[:, None])[1]
+        wide = None if beside is None else beside.expand(-1, 3, -1, -1, -1)
         traces = nothing.expand(-1, 3, -1, -1, -1)
         features = model.encoder(images[None])
-        middle = model.readout(traces, features, beside=beside, sample=False)
-        drawn = model.readout(traces, features, beside=beside, generator=noise)
+        middle = model.readout(traces, features, beside=wide, sample=False)
+        drawn = model.readout(traces, features, beside=wide, generator=noise)
         nll = []
         for reading in (middle, drawn):
             pairs = zip(reading.sources, reading.priors, strict=True)
@@ -108,10 +119,10 @@ def test_the_bound_of_independent_pixels_is_its_formula_and_below_the_likelihood
                 for q, p in pairs
             )
             score = D.Bernoulli(logits=model.decoder(reading.readout)).log_prob(images[None])
-            nll.append(kl - score.sum(dim=(2, 3, 4)) - math.log(new * share))
-        best.append(torch.cat(nll))  # at means, then drawn
-    q = (-torch.stack([pair[0] for pair in best])).softmax(dim=0)  # by the costs at means
-    drawn = torch.stack([pair[1] for pair in best])
+            nll.append(kl - score.sum(dim=(2, 3, 4)) - math.log(share))
+        costs.append(torch.cat(nll))  # at means, then drawn
+    q = (-torch.stack([pair[0] for pair in costs])).softmax(dim=0)  # by the costs at means
+    drawn = torch.stack([pair[1] for pair in costs])
     expected = (q * (drawn + q.log())).sum(dim=0)
     assert torch.allclose(terms.nll_nats, expected, atol=1e-4)
     assert bool((q > 0.01).any()) and bool((q < 0.99).any())
@@ -230,12 +241,12 @@ def test_a_file_tells_of_new_images_what_the_memory_did(
 
 @torch.no_grad()
 def test_a_memory_larger_than_what_is_read_is_charged_for_all_it_holds(model: KppBits):
-    large = model.with_capacity(MOST + 4)
+    large = model.with_capacity(NEW + 4)
     assert isinstance(large, KppBits)
-    images = torch.bernoulli(torch.full((MOST + 4, 1, 10, 7), 0.3))
+    images = torch.bernoulli(torch.full((NEW + 4, 1, 10, 7), 0.3))
     memory = large.write(images)
     held = large.elbo(images, memory, handles=memory.handles)
-    assert float(held.key_kl[0]) == pytest.approx(math.log(2 * (MOST + 4)))
+    assert float(held.key_kl[0]) == pytest.approx(math.log(2 * (NEW + 4)))
     left = large.left_out(images[None])[0]
     shorter = large._terms_new(large.write(images[:-1]).as_batch(), images[None, -1:])
     assert torch.allclose(left.nll_nats[-1:], shorter.nll_nats[0], atol=1e-4)

@@ -8,18 +8,16 @@ from torch import Tensor
 
 from kanerva import Memory
 from kanerva.memory.kin import NEW, UNLIKE, most_alike
-from kanerva.models import kpp_bits, reads_kin
+from kanerva.models import reads_kin
 from kanerva.models.kpp_bits import KppBits
-from test_kin import SMALL, every_image, gist_bits, make, seeded
+from test_kin import SMALL, check_independent_terms, every_image, gist_bits, make, seeded
 
 HELD = [3, 77, 130, 200, 300, 511, 17]
 
 
 @pytest.fixture
 def model(monkeypatch: pytest.MonkeyPatch) -> KppBits:
-    """Memories of more than three blocks are large, and groups have two blocks."""
-    for module in (reads_kin, kpp_bits):
-        monkeypatch.setattr(module, "MOST", 3)
+    """Groups have two blocks."""
     monkeypatch.setattr(reads_kin, "GROUP", 2)
     return make(SMALL)
 
@@ -38,16 +36,23 @@ def nearest(numbers: list[Tensor], index: int) -> int:
     return min(range(len(numbers)), key=apart.__getitem__)
 
 
-def log_like_slowly(model: KppBits, memory: Memory, images: Tensor) -> Tensor:
-    """The mixture from memories of one and of two blocks."""
-    handles = [int(one) for one in memory.handles]
+def read_slowly(model: KppBits, memory: Memory) -> list[Tensor]:
+    """What is read from memories of two blocks: each block of a memory with that nearest to it,
+    in order of cells."""
+    handles = [int(one) for one in memory.require_slots() if one >= 0]
     alone = [model._read_kin(memory.as_batch(), handle) for handle in handles]
-    total = []
+    found = []
     for i in range(len(handles)):
         pair = (handles[i], handles[nearest(alone, i)])
         few = memory.free(*[handle for handle in handles if handle not in pair])
-        total.append(model.log_like(model._read_kin(few.as_batch()), images[None])[0])
-    return torch.stack(total).logsumexp(dim=0) - math.log(len(total))
+        found.append(model._read_kin(few.as_batch()))
+    return found
+
+
+def log_like_slowly(model: KppBits, memory: Memory, images: Tensor) -> Tensor:
+    """The mixture from memories of one and of two blocks."""
+    each = [model.log_like(kin, images[None])[0] for kin in read_slowly(model, memory)]
+    return torch.stack(each).logsumexp(dim=0) - math.log(len(each))
 
 
 @torch.no_grad()
@@ -70,6 +75,14 @@ def test_a_new_image_is_a_mixture_over_groups_which_adds_up_to_one(
 
 
 @torch.no_grad()
+def test_with_independent_pixels_the_group_is_a_part_of_the_key(model: KppBits, memory: Memory):
+    new = NEW / (NEW + 6)  # the memory holds six blocks
+    cases: list[tuple[Tensor | None, float]] = [(None, new * UNLIKE)]
+    cases += [(kin, new * (1 - UNLIKE) / 6) for kin in read_slowly(model, memory)]
+    check_independent_terms(model, memory, every_image()[[5, 100, 341]], cases)
+
+
+@torch.no_grad()
 def test_large_and_small_memories_of_a_batch_are_scored_as_alone(model: KppBits, memory: Memory):
     images = every_image()[[5, 100, 341]]
     small = memory.free(0, 1, 3, 4)
@@ -77,9 +90,8 @@ def test_large_and_small_memories_of_a_batch_are_scored_as_alone(model: KppBits,
     for row, one in enumerate((memory, small)):
         found = model._terms_new(one.as_batch(), images[None])
         torch.testing.assert_close(both.nll_nats[row], found.nll_nats[0], atol=1e-6, rtol=0)
-    together = model.terms_beside(
-        model._read_kin(small.as_batch()), torch.tensor([2]), images[None]
-    )
+    read = model._read_kin(small.as_batch())[:, None]
+    together = model.terms_beside(read, torch.tensor([2]), images[None])
     assert torch.equal(both.nll_nats[1], together.nll_nats[0])  # a small memory is read as one
 
 
@@ -95,13 +107,7 @@ def test_an_image_that_is_left_out_is_scored_by_the_groups_of_the_others(model: 
 
 @torch.no_grad()
 def test_new_images_of_a_large_memory_are_each_like_one_group(model: KppBits, memory: Memory):
-    handles = [int(one) for one in memory.handles]
-    alone = [model._read_kin(memory.as_batch(), handle) for handle in handles]
-    groups = []
-    for i in range(len(handles)):
-        pair = (handles[i], handles[nearest(alone, i)])
-        few = memory.free(*[handle for handle in handles if handle not in pair])
-        groups.append(model._read_kin(few.as_batch())[0])
+    groups = [kin[0] for kin in read_slowly(model, memory)]
     found = model._expect(memory.as_batch(), 60, None, seeded(0))[0]
     which = [
         [g for g, group in enumerate(groups) if torch.allclose(one, group, atol=1e-5)]

@@ -1,8 +1,8 @@
 """Kin: predict an image that is not stored from all blocks of a memory together.
 
 p(z | M, new) and p(x | M, new) see every stored block, in any order and number: the image itself if
-the block stores all of it, else its gist. Of a memory of more than `MOST` blocks, p(x | M, new) is
-a mixture: each block predicts, together with those most like it. Which blocks are read together
+the block stores all of it, else its gist. Of a memory of more than `GROUP` blocks, both are
+mixtures: each block predicts, together with those most like it. Which blocks are read together
 depends on the memory alone, not on the image that is scored.
 """
 
@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from kanerva.layers.residual import zeroed
 from kanerva.shapes import FeatureMaps
 
-MOST = 32  # ours: blocks that are read together. A larger memory is a mixture of small groups
-GROUP = 5  # ours: blocks of a group: a stored block and those most like it
+GROUP = 5  # ours: blocks that are read together. A larger memory is a mixture of such groups
 TRIED = 64  # groups of which an image's likelihood is the sum; leaving out others only lowers it
 NEW = 32  # ours: "new" is as likely as this many stored blocks, and at least as all of them
 UNLIKE = 0.25  # p(the image is unrelated to what is stored | M, new)

@@ -31,12 +31,12 @@ from kanerva.memory.detail import ALL, MISMATCH, Detail
 from kanerva.memory.fixed_point import BIT
 from kanerva.memory.gist import LARGEST, GistPrior, quantise_gist
 from kanerva.memory.heap import Memory
-from kanerva.memory.kin import MOST, KinReader, key_costs
+from kanerva.memory.kin import KinReader, key_costs
 from kanerva.memory.pixel_code import PixelCode
 from kanerva.memory.refine import refine_gists
 from kanerva.memory.writers import GistWriter
 from kanerva.models.base import Handles, Images, LogWeights, PerImage, all_but_one
-from kanerva.models.reads_kin import Known, Readable, ReadsKin
+from kanerva.models.reads_kin import Known, ReadsKin
 from kanerva.models.terms import ElboTerms
 from kanerva.seeding import Noise, uniform
 from kanerva.shapes import Blocks, Cells, Episode, FeatureMaps, KinMaps
@@ -313,29 +313,20 @@ class KppBits(ReadsKin):
     def left_out(self, images: Images, *, generator: Noise = None) -> ElboTerms:
         """Score each image in the memory of the rest of its episode (a control)."""
         episode = self.as_pixels(images)
-        rest = all_but_one(episode.shape[1], self.device)
+        all_but_one(episode.shape[1], self.device)  # refuses episodes of one image
         self.placement.require_room(episode.shape[1])
         features = self.encoder(episode)
         blocks = self.blocks(episode, features)
         detail = self.code(episode, blocks)
         whole, cut = detail.is_stored.all(dim=-1), detail.cut(blocks)
-        if episode.shape[1] - 1 > MOST:
-            every = [self.readable(*parts) for parts in zip(cut, features, whole, strict=True)]
-            return self._left_out_of_many(every, episode).view(tuple(images.shape[:-3]))
-        others = [part[:, rest].flatten(0, 1) for part in (cut, features, whole)]
-        kin = self.ask_kin(others[0], others[1], others[2], torch.ones_like(others[2]))
-        count = torch.full((len(kin),), episode.shape[1] - 1, device=self.device)
-        terms = self.terms_beside(kin, count, episode.flatten(0, 1)[:, None])
-        return terms.view(tuple(images.shape[:-3]))
-
-    def _left_out_of_many(self, episodes: list[Readable], images: Episode) -> ElboTerms:
-        """The same for episodes of which more than `MOST` images remain."""
-        like = [
-            [self.log_like_any(every.without(t), of_one[t : t + 1]) for t in range(len(of_one))]
-            for every, of_one in zip(episodes, images, strict=True)
-        ]
-        count = torch.full((len(images),), images.shape[1] - 1, device=self.device)
-        return self._terms_mixed(torch.stack([torch.cat(one) for one in like]), count, images)
+        count = torch.tensor(episode.shape[1] - 1, device=self.device)
+        found = []
+        for *parts, of_one in zip(cut, features, whole, episode, strict=True):
+            every = self.readable(*parts)
+            read = [self.read_groups(every.without(t), one[None]) for t, one in enumerate(of_one)]
+            kin, number = torch.cat(read), count.expand(len(of_one))
+            found.append(self.terms_beside(kin, number, of_one[:, None]))
+        return ElboTerms.cat(found).view(tuple(images.shape[:-3]))
 
     def permuted(self, images: Images, *, generator: Noise = None) -> ElboTerms:
         memory, length = self.write(images, generator=generator), images.shape[-4]

@@ -7,20 +7,21 @@ The reader of kin (`memory/kin.py`) predicts a new image from all stored blocks.
 parts: maps for the pixel code, and maps for p(z | M, new) and p(x | z, M), where pixels are
 independent given z.
 
-If more than `MOST` of N blocks are stored, they are seldom all alike. Then
+More than `GROUP` blocks are seldom all alike. Then N blocks are read in N groups, and
 
     p(x | M, related) = 1/N sum over blocks y of p(x | y and the blocks most like y)
 
-A new image reads the groups that it resembles most; the other terms of the sum are left out, so the
-bound stays a bound. With independent pixels, p(z | M, new) reads the latest `MOST` blocks.
+In a memory of more than `TRIED` blocks, a new image reads the groups that it resembles most; the
+other terms of the sum are left out, so the bound stays a bound. With independent pixels, the group
+is a part of y: q(group | x) chooses it, and its KL is included.
 """
 
-import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, SupportsIndex
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
 from kanerva.config import KppBitsConfig
@@ -29,7 +30,6 @@ from kanerva.inputs import as_handles
 from kanerva.memory.heap import Memory
 from kanerva.memory.kin import (
     GROUP,
-    MOST,
     TRIED,
     KinReader,
     key_costs,
@@ -39,7 +39,7 @@ from kanerva.memory.kin import (
 )
 from kanerva.memory.pixel_code import PixelCode
 from kanerva.memory.writers import GistWriter
-from kanerva.models.base import Images, Near
+from kanerva.models.base import Handles, Images, Near
 from kanerva.models.kpp import Kpp
 from kanerva.models.terms import ElboTerms
 from kanerva.readout import SpatialPrior
@@ -48,6 +48,7 @@ from kanerva.shapes import Blocks, Cells, Episode, FeatureMaps, KinMaps
 
 Known = Bool[Tensor, "B T"]  # a flag for each block
 Expected = Float[Tensor, "B maps Hq Wq"]  # what a new image is expected to look like
+Groups = Float[Tensor, "B G maps Hq Wq"]  # the same, by each group of a memory's blocks
 _AT_ONCE = {"cpu": 64, "cuda": 1024}  # groups that are read together
 
 
@@ -63,6 +64,9 @@ class Readable:
     def without(self, index: int) -> "Readable":
         rest = torch.arange(len(self.whole), device=self.whole.device) != index
         return Readable(self.blocks[rest], self.features[rest], self.whole[rest], self.alone[rest])
+
+
+Score = Callable[[Groups, Int[Tensor, " B"], Episode], ElboTerms]
 
 
 class ReadsKin(Kpp):
@@ -91,12 +95,13 @@ class ReadsKin(Kpp):
         return kin[:, :, :maps], kin[:, :, maps:]
 
     def _read_kin(self, memory: Memory, near: int | None = None) -> Expected:
-        """Predict a new image from the latest blocks of a memory, or from that of a handle."""
+        """Predict a new image from all blocks of a small memory (of a larger one, the latest), or
+        from that of a handle."""
         owners = memory.require_slots()
         if near is not None:
             memory.slots_of([near] * len(owners))  # refuses a handle that is not there
             owners = owners.masked_fill(owners != near, -1)
-        latest = owners.topk(min(MOST, owners.shape[1]), dim=1)
+        latest = owners.topk(min(GROUP, owners.shape[1]), dim=1)
         return self.ask_kin(*self._see(memory, latest.indices), latest.values >= 0)
 
     def _see(self, memory: Memory, cells: Cells) -> tuple[Blocks, FeatureMaps, Known]:
@@ -146,42 +151,55 @@ class ReadsKin(Kpp):
         groups = most_alike(held.alone, GROUP, of)
         return self._read_groups(held.blocks, held.features, held.whole, groups)
 
+    def read_groups(self, held: Readable, images: Float[Tensor, "T C H W"]) -> Groups:
+        """Predict each of T new images from a memory: from all of its blocks together if they are
+        few; from each group; or, in a large memory, from the groups it resembles most."""
+        device = self.device
+        number = len(held.whole)
+        if number <= GROUP:
+            every = torch.arange(number, device=device)[None]
+            kin = self._read_groups(held.blocks, held.features, held.whole, every)
+        elif number <= TRIED:
+            kin = self._read_alike(held, torch.arange(number, device=device))
+        else:
+            needed, at = self._resembled(held, images).unique(return_inverse=True)
+            return self._read_alike(held, needed)[at]
+        return kin.expand(len(images), *kin.shape)
+
     @torch.no_grad()
-    def log_like_any(self, held: Readable, images: Float[Tensor, "T C H W"]) -> Float[Tensor, " T"]:
-        """ln p(x | M, new, related to the stored images) of a large memory, or slightly less: the
-        sum over the groups from which images like x are expected."""
+    def _resembled(self, held: Readable, images: Float[Tensor, "T C H W"]) -> Int[Tensor, "T n"]:
+        """For each image, the blocks that alone lead the reader to expect what the image does."""
         nothing = torch.zeros(len(images), *self.writer.shape, device=self.device)
         every = torch.ones(len(images), dtype=torch.bool, device=self.device)
         own = self.readable(nothing, self.encoder(images[None])[0], every).alone
         apart = torch.cdist(own.flatten(1), held.alone.flatten(1))
-        tried = apart.topk(min(TRIED, len(held.alone)), largest=False).indices
-        needed, at = tried.unique(return_inverse=True)
-        groups = self._read_alike(held, needed)
-        scores = [
-            self.log_like(groups[some], image.expand(len(some), 1, *image.shape))[:, 0]
-            for image, some in zip(images, at, strict=True)
-        ]
-        return torch.stack(scores).logsumexp(dim=1) - math.log(len(held.alone))
+        return apart.topk(TRIED, largest=False).indices
 
     # The bound
 
     def _terms_new(self, memory: Memory, episode: Episode) -> ElboTerms:
         """The terms of new images: a mixture over whether they are related to the stored ones."""
+        return self._score_new(memory, episode, self.terms_beside)
+
+    def _score_new(self, memory: Memory, episode: Episode, score: Score) -> ElboTerms:
+        """Apply `score` to new images of each memory, with what is read for them."""
         count = (memory.require_slots() >= 0).sum(dim=1)
-        if int(count.max()) <= MOST:
-            return self.terms_beside(self._read_kin(memory), count, episode)
-        like = self.log_like(self._read_kin(memory), episode)
-        for index in (count > MOST).nonzero()[:, 0].tolist():
-            like[index] = self.log_like_any(self._readable(memory, index), episode[index])
-        return self._terms_mixed(like, count, episode)
+        together = self._read_kin(memory)[:, None]
+        if int(count.max()) <= GROUP:
+            return score(together, count, episode)
+        found = []
+        for index, images in enumerate(episode):
+            kin = together[index].expand(len(images), -1, -1, -1, -1)
+            if count[index] > GROUP:
+                kin = self.read_groups(self._readable(memory, index), images)
+            each = score(kin, count[index].expand(len(images)), images[:, None])
+            found.append(each.view((1, len(images))))
+        return ElboTerms.cat(found)
 
-    def terms_beside(self, kin: Expected, count: Int[Tensor, " B"], episode: Episode) -> ElboTerms:
-        """The same, given the reader's output and how many blocks each memory holds."""
-        return self._terms_mixed(self.log_like(kin, episode), count, episode)
-
-    def _terms_mixed(
-        self, like: Float[Tensor, "B T"], count: Int[Tensor, " B"], episode: Episode
-    ) -> ElboTerms:
+    def terms_beside(self, kin: Groups, count: Int[Tensor, " B"], episode: Episode) -> ElboTerms:
+        """The same, given what was read and how many blocks each memory holds."""
+        like = torch.stack([self.log_like(each, episode) for each in kin.unbind(1)])
+        like = like.logsumexp(dim=0) - _log_groups(count)
         score = mix_unlike(like, self.log_alone(episode), count)
         key = key_costs(count, torch.zeros_like(score, dtype=torch.bool))
         return ElboTerms(score, torch.zeros_like(score), key)
@@ -191,7 +209,7 @@ class ReadsKin(Kpp):
         return self._log_pixels(self._free_cells(*episode.shape[:2]), episode).sum(dim=-1)
 
     def log_like(self, kin: Expected, episode: Episode) -> Float[Tensor, "B T"]:
-        """ln p(x | M, new, related to the stored images)."""
+        """ln p(x | M, new, related to the blocks that were read together)."""
         nothing = self._free_cells(*episode.shape[:2])
         beside = self._split_kin(kin[:, None].expand(-1, episode.shape[1], -1, -1, -1))[0]
         return self._log_pixels(nothing, episode, beside).sum(dim=-1)
@@ -202,45 +220,49 @@ class ReadsKin(Kpp):
         """The bound of new images with pixels independent given z, where p(z | M, new) reads
         kin."""
         self.as_maps(memory, images)
-        episode, batch = self.as_pixels(images), memory.as_batch()
-        count = (batch.require_slots() >= 0).sum(dim=1)
-        terms = self.independent_beside(self._read_kin(batch), count, episode, generator)
+
+        def score(kin: Groups, count: Int[Tensor, " B"], episode: Episode) -> ElboTerms:
+            return self.independent_beside(kin, count, episode, generator)
+
+        terms = self._score_new(memory.as_batch(), self.as_pixels(images), score)
         return terms if images.ndim == 5 else terms[0]
 
     def independent_beside(
         self,
-        kin: Expected,
+        kin: Groups,
         count: Int[Tensor, " B"],
         episode: Episode,
         generator: Noise = None,
     ) -> ElboTerms:
-        """The same, given the reader's output and how many blocks each memory holds. Whether an
-        image is related to the stored ones is a part of y: q(related | x) weighs both cases by
-        their cost at posterior means, before anything is sampled, and its KL is included."""
+        """The same, given what was read and how many blocks each memory holds. Whether an image is
+        related to the stored ones, and to which group, is a part of y: q(y | x) weighs each case by
+        its cost at posterior means, before anything is sampled, and its KL is included."""
         features = self.encoder(episode)
         nothing = self._free_cells(*episode.shape[:2])
-        kin = kin[:, None].expand(-1, episode.shape[1], -1, -1, -1)
         means, found = [], []
-        for beside in (None, self._split_kin(kin)[1]):
-            key = new_costs(count, like=beside is not None).expand(episode.shape[:2])
+        for group in (None, *kin.unbind(1)):
+            beside, key = None, new_costs(count, like=group is not None)
+            if group is not None:
+                each = group[:, None].expand(-1, episode.shape[1], -1, -1, -1)
+                beside, key = self._split_kin(each)[1], key + _log_groups(count)
             for sample, into in ((False, means), (True, found)):
                 how: dict[str, Any] = {"sample": sample, "generator": generator}
                 reading = self.readout(nothing, features, beside=beside, **how)
                 score = self.log_likelihood(reading.readout, episode)
-                into.append(ElboTerms(score, reading.kl, key.to(score)))
+                into.append(ElboTerms(score, reading.kl, key.expand_as(score).to(score)))
         log_q = torch.stack([-terms.nll_nats for terms in means]).log_softmax(dim=0)
         both = ElboTerms.average(found, log_q)
         return found[0].where((count == 0)[:, None], both)
 
     def _expect(self, memory: Memory, number: int, near: int | None, generator: Noise) -> KinMaps:
-        """What each of a number of new images is expected to look like: in a large memory, each is
-        related to a group of its own."""
+        """What each of a number of new images is expected to look like: with more than `GROUP`
+        blocks, each is related to a group of its own."""
         count = (memory.require_slots() >= 0).sum(dim=1)
         kin = self._read_kin(memory, near)[:, None].expand(-1, number, -1, -1, -1)
-        if near is not None or int(count.max()) <= MOST:
+        if near is not None or int(count.max()) <= GROUP:
             return kin
         kin, chance = kin.clone(), uniform((len(kin), number), generator, self.device)
-        for index in (count > MOST).nonzero()[:, 0].tolist():
+        for index in (count > GROUP).nonzero()[:, 0].tolist():
             held = self._readable(memory, index)
             chosen = (chance[index] * len(held.whole)).long().clamp(max=len(held.whole) - 1)
             kin[index] = self._read_alike(held, chosen)
@@ -266,7 +288,7 @@ class ReadsKin(Kpp):
         memory: Memory | None,
         num_samples: int,
         *,
-        near: Near | int | Int[Tensor, ""] | None = None,
+        near: Near | Handles | SupportsIndex | None = None,
         sample_pixels: bool = False,
         generator: Noise = None,
     ) -> Float[Tensor, "*B T C H W"]:
@@ -294,6 +316,11 @@ class ReadsKin(Kpp):
             readout = SpatialPrior(self.readout, nothing, for_z).sample(generator)
             images = self.likelihood.mean(self.decoder(readout))
         return images if memory.is_batch else images[0]
+
+
+def _log_groups(count: Int[Tensor, " B"]) -> Float64[Tensor, "B 1"]:
+    """ln of the number of groups in which `count` blocks are read."""
+    return torch.where(count > GROUP, count, 1).double().log()[:, None]
 
 
 def _handle_or_pair(near: object) -> tuple[int | None, Any]:

@@ -61,6 +61,11 @@ class ElboTerms:
         return ElboTerms(*[torch.where(chosen, *pair) for pair in pairs])
 
     @classmethod
+    def cat(cls, parts: "list[ElboTerms]") -> "ElboTerms":
+        """The terms of several batches as those of one."""
+        return cls(*map(torch.cat, zip(*[part.by_name().values() for part in parts], strict=True)))
+
+    @classmethod
     def average(cls, cases: "list[ElboTerms]", log_q: Float[Tensor, "n B T"]) -> "ElboTerms":
         """The bound if q chooses one of several cases: the average of their terms, and KL[q || p]
         of the case. The `key_kl` of a case includes -ln p(case)."""

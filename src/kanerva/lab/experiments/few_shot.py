@@ -27,6 +27,7 @@ from kanerva.lab.experiments.few_shot_views import COPIES, EMPTY, INDEPENDENT, O
 from kanerva.lab.experiments.measures import estimate
 from kanerva.lab.harness import About, Figures, Finding, Lab
 from kanerva.memory.heap import Memory
+from kanerva.memory.kin import GROUP
 from kanerva.models.base import MemoryModel
 from kanerva.models.kpp_bits import KppBits
 from kanerva.models.kpp_bits_empty import KppBitsEmpty
@@ -92,6 +93,20 @@ class Written:
         every = torch.ones(features.shape[:2], dtype=torch.bool, device=self.model.device)
         gists = self.nothing.expand(*features.shape[:2], -1, -1, -1)
         return self.model.ask_kin(gists, features, every, every)
+
+    def read_groups(
+        self, written: Int[Tensor, "B n 2"], images: Float[Tensor, "B T C H W"]
+    ) -> Float[Tensor, "B_T G maps Hq Wq"]:
+        """What each of these memories says about each of its new images, group by group."""
+        if written.shape[1] <= GROUP:
+            return self.read(written)[:, None].repeat_interleave(images.shape[1], dim=0)
+        kin = []
+        for pairs, asked in zip(written, images, strict=True):
+            every = torch.ones(len(pairs), dtype=torch.bool, device=self.model.device)
+            gists = self.nothing.expand(len(pairs), -1, -1, -1)
+            memory = self.model.readable(gists, self.features[pairs.unbind(-1)], every)
+            kin.append(self.model.read_groups(memory, asked))
+        return torch.cat(kin)
 
 
 def options(lab: Lab, model: str) -> dict[str, Any]:
@@ -161,12 +176,15 @@ def score_kin(lab: Lab, held: Written, mixed: Pairs, counts: list[int], name: in
         for count in (0, *counts):
             noise = lab.noise("few-shot", name, start)
             # an empty memory is one that holds `number` = 0: what is read then does not matter
-            kin = held.read(mixed[start : start + AT_ONCE, 1 : 1 + max(count, 1)])
-            number = torch.full((len(images),), count, device=model.device)
+            written = mixed[start : start + AT_ONCE, 1 : 1 + max(count, 1)]
+            kin, one = held.read_groups(written, images), images.flatten(0, 1)[:, None]
+            number = torch.full((len(kin),), count, device=model.device)
             terms = {
-                "": model.terms_beside(kin, number, images),
-                INDEPENDENT: model.independent_beside(kin, number, images, noise),
+                "": model.terms_beside(kin, number, one),
+                INDEPENDENT: model.independent_beside(kin, number, one, noise),
             }
+            shape = tuple(images.shape[:2])
+            terms = {decoder: each.view(shape) for decoder, each in terms.items()}
             collect(found, count, terms, [1, 0])
     return {key: torch.cat(parts) for key, parts in found.items()}
 

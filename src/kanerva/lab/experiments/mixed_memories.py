@@ -2,9 +2,9 @@
 
 A memory holds a few drawings of each of many unseen characters. Another drawing of one of them is
 scored as new. No label is given: which blocks are read together depends on the memory alone. To
-compare: an empty memory; the latest 32 blocks read together, as `kpp-bits` reads a small memory;
-and a memory of the drawing's own character only, which a label would have to name. Drawings of
-characters that are not in the memory show what a large memory costs them.
+compare: an empty memory; the latest 32 blocks read together, not in groups; and a memory of the
+drawing's own character only, which a label would have to name. Drawings of characters that are not
+in the memory show what a large memory costs them.
 """
 
 from typing import Any
@@ -18,28 +18,21 @@ from kanerva.evaluation.report import columns
 from kanerva.lab.experiments.few_shot import Pairs, Written, characters
 from kanerva.lab.experiments.measures import estimate
 from kanerva.lab.harness import About, Figures, Finding, Lab
-from kanerva.memory.kin import MOST, key_costs, mix_unlike
+from kanerva.memory.kin import key_costs, mix_unlike
 from kanerva.models.kpp_bits import KppBits
-from kanerva.models.reads_kin import Readable
+from kanerva.shapes import Episode
 
 Others = Int[Tensor, "N 1 2"]  # (character, drawing), one drawing of each of N other characters
 
 SIZES = ((20, 2), (20, 5), (50, 5))  # characters in a memory, drawings of each
 QUICK = ((8, 5),)
+LATEST = 32
 HOW = {  # score: its title in the table
     "groups": "groups",
-    "together": f"latest {MOST} together",
+    "together": f"latest {LATEST} together",
     "own": "own character only",
     "unrelated": "character not in memory",
 }
-
-
-def readable(held: Written, written: Pairs) -> Readable:
-    """A memory of these (character, drawing), each stored as a whole."""
-    pairs = written.flatten(0, 1)
-    nothing = held.nothing.expand(len(pairs), -1, -1, -1)
-    every = torch.ones(len(pairs), dtype=torch.bool, device=pairs.device)
-    return held.model.readable(nothing, held.features[pairs.unbind(-1)], every)
 
 
 def deal(held: Written, size: tuple[int, int], noise: torch.Generator) -> tuple[Pairs, Others]:
@@ -63,29 +56,37 @@ def score(
     model, written = held.model, own[:, :-1]
     targets, strangers = (held.drawings[pairs[:, -1].unbind(-1)] for pairs in (own, others))
     order = torch.randperm(len(written) * written.shape[1], generator=noise, device=noise.device)
-    memory = readable(held, written)
-    latest = written.flatten(0, 1)[order[-MOST:]]
-    like = {
-        "groups": model.log_like_any(memory, targets),
-        "together": model.log_like(held.read(latest[None]), targets[None])[0],
-        "own": model.log_like(held.read(written), targets[:, None])[:, 0],
-        "unrelated": model.log_like_any(memory, strangers),
+    memory = written.flatten(0, 1)[None]
+    latest = memory[:, order[-LATEST:]]
+    together = model.log_like(held.read(latest), targets[None])
+    asked = {
+        "groups": (memory, targets[None]),
+        "own": (written, targets[:, None]),
+        "unrelated": (memory, strangers[None]),
     }
-    found = {}
-    for name, nats in like.items():
+    found = {name: nats(held, *each) for name, each in asked.items()}
+    for name in HOW:
         alone = model.log_alone((strangers if name == "unrelated" else targets)[None])
-        count = written.shape[1] if name == "own" else len(written) * written.shape[1]
-        found[name] = cost(nats, alone[0], count)
         found[f"{name} empty"] = -alone[0].double().cpu()
+        if name == "together":
+            found[name] = cost(together, alone, memory.shape[1])
     return found
 
 
+def nats(held: Written, written: Pairs, images: Episode) -> Float64[Tensor, " B_T"]:
+    """The nats of the new images of every episode, each given its row of written drawings."""
+    kin = held.read_groups(written, images)
+    count = torch.full((len(kin),), written.shape[1], device=kin.device)
+    terms = held.model.terms_beside(kin, count, images.flatten(0, 1)[:, None])
+    return terms.nll_nats[:, 0].double().cpu()
+
+
 def cost(
-    like: Float[Tensor, " N"], alone: Float[Tensor, " N"], count: int
+    like: Float[Tensor, "1 N"], alone: Float[Tensor, "1 N"], count: int
 ) -> Float64[Tensor, " N"]:
     """-ln p(x, new | M) from p(x | M, related) and p(x | empty memory). M holds `count` blocks."""
     held = torch.full((1,), count, device=like.device)
-    nats = -mix_unlike(like[None], alone[None], held)
+    nats = -mix_unlike(like, alone, held)
     return (nats + key_costs(held, torch.zeros_like(nats, dtype=torch.bool)))[0].double().cpu()
 
 
