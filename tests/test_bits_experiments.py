@@ -10,8 +10,8 @@ from kanerva import Memory
 from kanerva.errors import UserError
 from kanerva.evaluation.frechet import train_feature_extractor
 from kanerva.lab.experiments import (
+    characters,
     classify,
-    few_shot,
     files,
     gist,
     mixed_memories,
@@ -152,7 +152,7 @@ def test_tasks_together_score_as_memories_do_one_by_one(model: KppBits):
     drawings = torch.bernoulli(torch.full((6, 4, 1, 10, 7), 0.3), generator=noise)
     groups = torch.zeros(6, dtype=torch.long)
     written, targets = classify.deal(groups, 4, (3, 2), 2, noise)
-    found = classify.score(few_shot.Written(model, drawings), written, targets)
+    found = classify.score(characters.Written(model, drawings), written, targets)
     scores = found[classify.ONE_WAY]
     for task in range(2):
         asked = drawings[targets[task].unbind(-1)]
@@ -266,10 +266,10 @@ def test_mixed_memories_are_scored_as_written_memories_are(
     model: KppBits, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(mixed_memories, "LATEST", 4)
-    for module in (reads_kin, few_shot):
+    for module in (reads_kin, characters):
         monkeypatch.setattr(module, "GROUP", 2)
     drawings = torch.bernoulli(torch.full((6, 3, 1, 10, 7), 0.3))
-    held = few_shot.Written(model, drawings)
+    held = characters.Written(model, drawings)
     noise = torch.Generator().manual_seed(0)
     own, others = mixed_memories.deal(held, (3, 2), noise)
     assert own.shape == (3, 3, 2) and others.shape == (3, 1, 2)

@@ -17,6 +17,7 @@ from kanerva.evaluation.records import read_record, write_record
 from kanerva.lab.experiments import (
     Finding,
     Lab,
+    characters,
     episode_length,
     few_shot,
     few_shot_views,
@@ -555,9 +556,9 @@ def test_few_shots_verdict_follows_the_gain():
 
 def test_few_shot_needs_labels(lab: Lab, monkeypatch: pytest.MonkeyPatch):
     unlabelled = replace(load_split(preset("glyphs"), "test", None), labels=None)
-    monkeypatch.setattr(few_shot, "load_split", lambda *_: unlabelled)
+    monkeypatch.setattr(characters, "load_split", lambda *_: unlabelled)
     with pytest.raises(UserError, match="needs labels"):
-        few_shot.characters(lab, 5)
+        characters.characters(lab, 5)
 
 
 # table1

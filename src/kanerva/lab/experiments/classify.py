@@ -15,7 +15,7 @@ from torch import Tensor
 from kanerva.data.omniglot import alphabets_of
 from kanerva.errors import UserError
 from kanerva.evaluation.report import columns
-from kanerva.lab.experiments.few_shot import Drawings, Written, characters
+from kanerva.lab.experiments.characters import Drawings, Written, characters
 from kanerva.lab.experiments.measures import estimate
 from kanerva.lab.harness import About, Figures, Finding, Lab
 from kanerva.models.kpp_bits import KppBits

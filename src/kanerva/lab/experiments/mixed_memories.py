@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kanerva.errors import UserError
 from kanerva.evaluation.report import columns
-from kanerva.lab.experiments.few_shot import Pairs, Written, characters
+from kanerva.lab.experiments.characters import Pairs, Written, characters
 from kanerva.lab.experiments.measures import estimate
 from kanerva.lab.harness import About, Figures, Finding, Lab
 from kanerva.memory.kin import key_costs, mix_unlike

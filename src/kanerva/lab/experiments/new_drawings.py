@@ -15,7 +15,7 @@ from kanerva.data.augment import random_affine
 from kanerva.errors import UserError
 from kanerva.evaluation.frechet import FeatureExtractor, train_feature_extractor
 from kanerva.evaluation.report import columns
-from kanerva.lab.experiments.few_shot import Drawings, characters
+from kanerva.lab.experiments.characters import Drawings, characters
 from kanerva.lab.experiments.measures import Estimate, estimate
 from kanerva.lab.harness import About, Figures, Finding, Lab
 from kanerva.models.kpp_bits import KppBits
