@@ -1,9 +1,9 @@
-"""Kin: predict an image that is not stored from all blocks of a memory together.
+"""Kin: predict an image that is not stored from the blocks of a memory, a few together.
 
-p(z | M, new) and p(x | M, new) see every stored block, in any order and number: the image itself if
-the block stores all of it, else its gist. Of a memory of more than `GROUP` blocks, both are
-mixtures: each block predicts, together with those most like it. Which blocks are read together
-depends on the memory alone, not on the image that is scored.
+p(z | M, new) and p(x | M, new) see stored blocks, in any order: the image itself if the block
+stores all of it, else its gist. Of a memory of more than `GROUP` blocks, both are mixtures: each
+block predicts, together with those most like it. Which blocks are read together depends on the
+memory alone, not on the image that is scored.
 """
 
 import math
@@ -118,7 +118,7 @@ def most_alike(expected: Expected, size: int, of: Int[Tensor, " n"]) -> Int[Tens
     return apart.topk(min(size, len(flat)), largest=False).indices
 
 
-# The cost of an address
+# The cost of a key
 
 
 def key_costs(held: Int[Tensor, " B"], written: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:

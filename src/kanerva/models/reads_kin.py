@@ -3,9 +3,9 @@
     p(y = new | M) = m / (n + m), with n blocks stored and m = max(n, 32); 1 / (n + m) for each
     p(x | M, new) = (1 - u) p(x | M, related to the stored images) + u p(x | empty memory)
 
-The reader of kin (`memory/kin.py`) predicts a new image from all stored blocks. Its output has two
-parts: maps for the pixel code, and maps for p(z | M, new) and p(x | z, M), where pixels are
-independent given z.
+The reader of kin (`memory/kin.py`) predicts a new image from blocks that it reads together. Its
+output has two parts: maps for the pixel code, and maps for p(z | M, new) and p(x | z, M), where
+pixels are independent given z.
 
 More than `GROUP` blocks are seldom all alike. Then N blocks are read in N groups, and
 
@@ -197,7 +197,7 @@ class ReadsKin(Kpp):
         return ElboTerms.cat(found)
 
     def terms_beside(self, kin: Groups, count: Int[Tensor, " B"], episode: Episode) -> ElboTerms:
-        """The same, given what was read and how many blocks each memory holds."""
+        """The terms of new images, given what was read and how many blocks each memory holds."""
         like = torch.stack([self.log_like(each, episode) for each in kin.unbind(1)])
         like = like.logsumexp(dim=0) - _log_groups(count)
         score = mix_unlike(like, self.log_alone(episode), count)
@@ -234,9 +234,10 @@ class ReadsKin(Kpp):
         episode: Episode,
         generator: Noise = None,
     ) -> ElboTerms:
-        """The same, given what was read and how many blocks each memory holds. Whether an image is
-        related to the stored ones, and to which group, is a part of y: q(y | x) weighs each case by
-        its cost at posterior means, before anything is sampled, and its KL is included."""
+        """The bound with independent pixels, given what was read and how many blocks each memory
+        holds. Whether an image is related to the stored ones, and to which group, is a part of y:
+        q(y | x) weighs each case by its cost at posterior means, before anything is sampled, and
+        its KL is included."""
         features = self.encoder(episode)
         nothing = self._free_cells(*episode.shape[:2])
         means, found = [], []

@@ -141,8 +141,8 @@ def verdict(figures: Figures) -> str:
         together, own = row["together"]["mean"], row["own"]["mean"]
         said.append(
             f"{row['characters']} characters, {row['each']} drawings of each: {helps} "
-            f"({found['mean']:+.2f} ± {found['error']:.2f} nats; all together {together:+.2f}, own "
-            f"character only {own:+.2f})"
+            f"({found['mean']:+.2f} ± {found['error']:.2f} nats; latest {LATEST} together "
+            f"{together:+.2f}, own character only {own:+.2f})"
         )
     return f"A memory of many characters, for a new drawing of one of them: {'; '.join(said)}."
 
