@@ -17,6 +17,7 @@ from kanerva.memory.fixed_point import BIT
 from kanerva.memory.kin import NEW, UNLIKE, key_costs, new_costs, waves
 from kanerva.models import kpp_bits
 from kanerva.models.kpp_bits import KppBits
+from kanerva.models.reads_kin import Kin
 from test_bits import CONFIG, shaken, twin_of
 
 SMALL = replace(CONFIG, image=(1, 3, 3))  # small enough to count all images
@@ -106,8 +107,8 @@ def check_independent_terms(
     costs = []
     for kin, share in cases:
         beside = None if kin is None else model._split_kin(kin[:, None])[1]
-        wide = None if beside is None else beside.expand(-1, 3, -1, -1, -1)
-        traces = nothing.expand(-1, 3, -1, -1, -1)
+        wide = None if beside is None else beside.expand(-1, len(images), -1, -1, -1)
+        traces = nothing.expand(-1, len(images), -1, -1, -1)
         features = model.encoder(images[None])
         middle = model.readout(traces, features, beside=wide, sample=False)
         drawn = model.readout(traces, features, beside=wide, generator=noise)
@@ -178,8 +179,8 @@ def test_what_is_scored_has_no_say_in_what_is_read(
     memory, asked = model.write(images[:4]), []
     ask, beside = model.ask_kin, model.terms_beside
 
-    def listen(kin: Tensor, *rest: Tensor):
-        asked.append(kin)
+    def listen(kin: Kin, *rest: Tensor):
+        asked.append(kin.maps)
         return beside(kin, *rest)
 
     monkeypatch.setattr(model, "terms_beside", listen)

@@ -17,7 +17,7 @@ from kanerva.layers.residual import zeroed
 from kanerva.shapes import FeatureMaps
 
 GROUP = 5  # ours: blocks that are read together. A larger memory is a mixture of such groups
-TRIED = 64  # groups of which an image's likelihood is the sum; leaving out others only lowers it
+TRIED = 64  # groups that an image's likelihood sums; leaving out others only lowers it
 NEW = 32  # ours: "new" is as likely as this many stored blocks, and at least as all of them
 UNLIKE = 0.25  # p(the image is unrelated to what is stored | M, new)
 _WIDTH, _LAYERS, _HEADS = 128, 3, 4  # ours

@@ -36,7 +36,7 @@ from kanerva.memory.pixel_code import PixelCode
 from kanerva.memory.refine import refine_gists
 from kanerva.memory.writers import GistWriter
 from kanerva.models.base import Handles, Images, LogWeights, PerImage, all_but_one
-from kanerva.models.reads_kin import Known, ReadsKin
+from kanerva.models.reads_kin import IMAGES, Kin, Known, ReadsKin
 from kanerva.models.terms import ElboTerms
 from kanerva.seeding import Noise, uniform
 from kanerva.shapes import Blocks, Cells, Episode, FeatureMaps, KinMaps
@@ -245,7 +245,7 @@ class KppBits(ReadsKin):
         sample: bool = True,
         generator: Noise = None,
     ) -> ElboTerms:
-        """-ln p(x | M, y) and the key's cost. p is exact, so there is no KL z.
+        """-ln p(x | M, y) and the key's cost. Nothing is sampled, so there is no KL z.
 
         In a given memory, image t reads the block of `handles[t]`. Without handles it reads the
         block whose sketch explains it best or, if that is better, is scored as new.
@@ -319,13 +319,12 @@ class KppBits(ReadsKin):
         blocks = self.blocks(episode, features)
         detail = self.code(episode, blocks)
         whole, cut = detail.is_stored.all(dim=-1), detail.cut(blocks)
-        count = torch.tensor(episode.shape[1] - 1, device=self.device)
         found = []
         for *parts, of_one in zip(cut, features, whole, episode, strict=True):
             every = self.readable(*parts)
-            read = [self.read_groups(every.without(t), one[None]) for t, one in enumerate(of_one)]
-            kin, number = torch.cat(read), count.expand(len(of_one))
-            found.append(self.terms_beside(kin, number, of_one[:, None]))
+            for some in torch.arange(len(of_one)).split(IMAGES):
+                read = [self.read_groups(every.without(t), of_one[t, None]) for t in some.tolist()]
+                found.append(self.terms_beside(Kin.cat(read), of_one[some, None]))
         return ElboTerms.cat(found).view(tuple(images.shape[:-3]))
 
     def permuted(self, images: Images, *, generator: Noise = None) -> ElboTerms:

@@ -16,12 +16,13 @@ other terms of the sum are left out, so the bound stays a bound. With independen
 is a part of y: q(group | x) chooses it, and its KL is included.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, SupportsIndex
 
 import torch
-from jaxtyping import Bool, Float, Float64, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from kanerva.config import KppBitsConfig
@@ -48,8 +49,8 @@ from kanerva.shapes import Blocks, Cells, Episode, FeatureMaps, KinMaps
 
 Known = Bool[Tensor, "B T"]  # a flag for each block
 Expected = Float[Tensor, "B maps Hq Wq"]  # what a new image is expected to look like
-Groups = Float[Tensor, "B G maps Hq Wq"]  # the same, by each group of a memory's blocks
-_AT_ONCE = {"cpu": 64, "cuda": 1024}  # groups that are read together
+IMAGES = 64  # new images of one memory that are scored at once
+_AT_ONCE = {"cpu": 64, "cuda": 1024}  # groups in one batch
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,24 @@ class Readable:
         return Readable(self.blocks[rest], self.features[rest], self.whole[rest], self.alone[rest])
 
 
-Score = Callable[[Groups, Int[Tensor, " B"], Episode], ElboTerms]
+@dataclass(frozen=True)
+class Kin:
+    """What B memories say about new images: what to expect, from each of G groups of blocks."""
+
+    maps: Float[Tensor, "B G maps Hq Wq"]
+    number: int  # of groups, of which G were read
+    held: Int[Tensor, " B"]  # blocks of each memory
+
+    @classmethod
+    def cat(cls, parts: "list[Kin]") -> "Kin":
+        """Memories with the same number of groups, as one batch."""
+        maps, held = (
+            torch.cat([getattr(part, name) for part in parts]) for name in ("maps", "held")
+        )
+        return cls(maps, parts[0].number, held)
+
+
+Score = Callable[[Kin, Episode], ElboTerms]
 
 
 class ReadsKin(Kpp):
@@ -95,14 +113,14 @@ class ReadsKin(Kpp):
         return kin[:, :, :maps], kin[:, :, maps:]
 
     def _read_kin(self, memory: Memory, near: int | None = None) -> Expected:
-        """Predict a new image from all blocks of a small memory (of a larger one, the latest), or
-        from that of a handle."""
+        """Predict a new image from all blocks of memories that hold at most `GROUP`, or from the
+        block of a handle."""
         owners = memory.require_slots()
         if near is not None:
             memory.slots_of([near] * len(owners))  # refuses a handle that is not there
             owners = owners.masked_fill(owners != near, -1)
-        latest = owners.topk(min(GROUP, owners.shape[1]), dim=1)
-        return self.ask_kin(*self._see(memory, latest.indices), latest.values >= 0)
+        held = owners.topk(min(GROUP, owners.shape[1]), dim=1)
+        return self.ask_kin(*self._see(memory, held.indices), held.values >= 0)
 
     def _see(self, memory: Memory, cells: Cells) -> tuple[Blocks, FeatureMaps, Known]:
         """What the reader sees of these cells."""
@@ -146,29 +164,31 @@ class ReadsKin(Kpp):
             found.append(self.ask_kin(blocks[part], features[part], whole[part], every))
         return torch.cat(found)
 
-    def _read_alike(self, held: Readable, of: Int[Tensor, " n"]) -> Expected:
+    def _read_alike(self, held: Readable, of: Int[Tensor, "*n"]) -> Float[Tensor, "*n maps Hq Wq"]:
         """Predict a new image from each of some blocks, with those most like it."""
-        groups = most_alike(held.alone, GROUP, of)
-        return self._read_groups(held.blocks, held.features, held.whole, groups)
+        needed, at = of.unique(return_inverse=True)
+        groups = most_alike(held.alone, GROUP, needed)
+        return self._read_groups(held.blocks, held.features, held.whole, groups)[at]
 
-    def read_groups(self, held: Readable, images: Float[Tensor, "T C H W"]) -> Groups:
-        """Predict each of T new images from a memory: from all of its blocks together if they are
-        few; from each group; or, in a large memory, from the groups it resembles most."""
-        device = self.device
+    def read_groups(self, held: Readable, images: Float[Tensor, "T C H W"]) -> Kin:
+        """What one memory says about each of T new images: from its few blocks together, from each
+        group, or, with more than `TRIED` groups, from those that the image resembles most."""
         number = len(held.whole)
+        count = torch.full((len(images),), number, device=self.device)
+        every = torch.arange(number, device=self.device)
         if number <= GROUP:
-            every = torch.arange(number, device=device)[None]
-            kin = self._read_groups(held.blocks, held.features, held.whole, every)
-        elif number <= TRIED:
-            kin = self._read_alike(held, torch.arange(number, device=device))
-        else:
-            needed, at = self._resembled(held, images).unique(return_inverse=True)
-            return self._read_alike(held, needed)[at]
-        return kin.expand(len(images), *kin.shape)
+            read = self._read_groups(held.blocks, held.features, held.whole, every[None])
+            return Kin(read.expand(len(images), 1, *read.shape[1:]), 1, count)
+        chosen = every.expand(len(images), -1)
+        if number > TRIED:
+            chosen = self._resembled(held, images)
+        return Kin(self._read_alike(held, chosen), number, count)
 
-    @torch.no_grad()
-    def _resembled(self, held: Readable, images: Float[Tensor, "T C H W"]) -> Int[Tensor, "T n"]:
-        """For each image, the blocks that alone lead the reader to expect what the image does."""
+    def _resembled(
+        self, held: Readable, images: Float[Tensor, "T C H W"]
+    ) -> Int[Tensor, "T tried"]:
+        """For each image, the blocks from which the reader expects images most like those that it
+        expects from the image itself."""
         nothing = torch.zeros(len(images), *self.writer.shape, device=self.device)
         every = torch.ones(len(images), dtype=torch.bool, device=self.device)
         own = self.readable(nothing, self.encoder(images[None])[0], every).alone
@@ -182,26 +202,30 @@ class ReadsKin(Kpp):
         return self._score_new(memory, episode, self.terms_beside)
 
     def _score_new(self, memory: Memory, episode: Episode, score: Score) -> ElboTerms:
-        """Apply `score` to new images of each memory, with what is read for them."""
+        """Apply `score` to new images of each memory, and what is read for them."""
         count = (memory.require_slots() >= 0).sum(dim=1)
-        together = self._read_kin(memory)[:, None]
         if int(count.max()) <= GROUP:
-            return score(together, count, episode)
+            return score(Kin(self._read_kin(memory)[:, None], 1, count), episode)
         found = []
         for index, images in enumerate(episode):
-            kin = together[index].expand(len(images), -1, -1, -1, -1)
-            if count[index] > GROUP:
-                kin = self.read_groups(self._readable(memory, index), images)
-            each = score(kin, count[index].expand(len(images)), images[:, None])
-            found.append(each.view((1, len(images))))
+            if count[index] <= GROUP:
+                one = slice(index, index + 1)
+                kin = Kin(self._read_kin(memory[index].as_batch())[:, None], 1, count[one])
+                found.append(score(kin, episode[one]))
+                continue
+            held = self._readable(memory, index)
+            parts = [
+                score(self.read_groups(held, some), some[:, None]) for some in images.split(IMAGES)
+            ]
+            found.append(ElboTerms.cat(parts).view((1, len(images))))
         return ElboTerms.cat(found)
 
-    def terms_beside(self, kin: Groups, count: Int[Tensor, " B"], episode: Episode) -> ElboTerms:
-        """The terms of new images, given what was read and how many blocks each memory holds."""
-        like = torch.stack([self.log_like(each, episode) for each in kin.unbind(1)])
-        like = like.logsumexp(dim=0) - _log_groups(count)
-        score = mix_unlike(like, self.log_alone(episode), count)
-        key = key_costs(count, torch.zeros_like(score, dtype=torch.bool))
+    def terms_beside(self, kin: Kin, episode: Episode) -> ElboTerms:
+        """The terms of new images, given what was read."""
+        like = torch.stack([self.log_like(group, episode) for group in kin.maps.unbind(1)])
+        like = like.logsumexp(dim=0) - math.log(kin.number)
+        score = mix_unlike(like, self.log_alone(episode), kin.held)
+        key = key_costs(kin.held, torch.zeros_like(score, dtype=torch.bool))
         return ElboTerms(score, torch.zeros_like(score), key)
 
     def log_alone(self, episode: Episode) -> Float[Tensor, "B T"]:
@@ -221,31 +245,24 @@ class ReadsKin(Kpp):
         kin."""
         self.as_maps(memory, images)
 
-        def score(kin: Groups, count: Int[Tensor, " B"], episode: Episode) -> ElboTerms:
-            return self.independent_beside(kin, count, episode, generator)
+        def score(kin: Kin, episode: Episode) -> ElboTerms:
+            return self.independent_beside(kin, episode, generator)
 
         terms = self._score_new(memory.as_batch(), self.as_pixels(images), score)
         return terms if images.ndim == 5 else terms[0]
 
-    def independent_beside(
-        self,
-        kin: Groups,
-        count: Int[Tensor, " B"],
-        episode: Episode,
-        generator: Noise = None,
-    ) -> ElboTerms:
-        """The bound with independent pixels, given what was read and how many blocks each memory
-        holds. Whether an image is related to the stored ones, and to which group, is a part of y:
-        q(y | x) weighs each case by its cost at posterior means, before anything is sampled, and
-        its KL is included."""
+    def independent_beside(self, kin: Kin, episode: Episode, generator: Noise = None) -> ElboTerms:
+        """The bound with independent pixels, given what was read. Whether an image is related to
+        the stored ones, and to which group, is a part of y: q(y | x) weighs each case by its cost
+        at posterior means, before anything is sampled, and its KL is included."""
         features = self.encoder(episode)
         nothing = self._free_cells(*episode.shape[:2])
         means, found = [], []
-        for group in (None, *kin.unbind(1)):
-            beside, key = None, new_costs(count, like=group is not None)
+        for group in (None, *kin.maps.unbind(1)):
+            beside, key = None, new_costs(kin.held, like=group is not None)
             if group is not None:
                 each = group[:, None].expand(-1, episode.shape[1], -1, -1, -1)
-                beside, key = self._split_kin(each)[1], key + _log_groups(count)
+                beside, key = self._split_kin(each)[1], key + math.log(kin.number)
             for sample, into in ((False, means), (True, found)):
                 how: dict[str, Any] = {"sample": sample, "generator": generator}
                 reading = self.readout(nothing, features, beside=beside, **how)
@@ -253,21 +270,24 @@ class ReadsKin(Kpp):
                 into.append(ElboTerms(score, reading.kl, key.expand_as(score).to(score)))
         log_q = torch.stack([-terms.nll_nats for terms in means]).log_softmax(dim=0)
         both = ElboTerms.average(found, log_q)
-        return found[0].where((count == 0)[:, None], both)
+        return found[0].where((kin.held == 0)[:, None], both)
 
     def _expect(self, memory: Memory, number: int, near: int | None, generator: Noise) -> KinMaps:
         """What each of a number of new images is expected to look like: with more than `GROUP`
         blocks, each is related to a group of its own."""
         count = (memory.require_slots() >= 0).sum(dim=1)
-        kin = self._read_kin(memory, near)[:, None].expand(-1, number, -1, -1, -1)
         if near is not None or int(count.max()) <= GROUP:
-            return kin
-        kin, chance = kin.clone(), uniform((len(kin), number), generator, self.device)
-        for index in (count > GROUP).nonzero()[:, 0].tolist():
+            return self._read_kin(memory, near)[:, None].expand(-1, number, -1, -1, -1)
+        found = []
+        for index, chance in enumerate(uniform((len(count), number), generator, self.device)):
+            if count[index] <= GROUP:
+                one = self._read_kin(memory[index].as_batch())
+                found.append(one.expand(number, -1, -1, -1))
+                continue
             held = self._readable(memory, index)
-            chosen = (chance[index] * len(held.whole)).long().clamp(max=len(held.whole) - 1)
-            kin[index] = self._read_alike(held, chosen)
-        return kin
+            chosen = (chance * len(held.whole)).long().clamp(max=len(held.whole) - 1)
+            found.append(self._read_alike(held, chosen))
+        return torch.stack(found)
 
     def _free_cells(self, batch: int, length: int) -> Blocks:
         """The blocks of free cells, which new images read: zeros."""
@@ -317,11 +337,6 @@ class ReadsKin(Kpp):
             readout = SpatialPrior(self.readout, nothing, for_z).sample(generator)
             images = self.likelihood.mean(self.decoder(readout))
         return images if memory.is_batch else images[0]
-
-
-def _log_groups(count: Int[Tensor, " B"]) -> Float64[Tensor, "B 1"]:
-    """ln of the number of groups in which `count` blocks are read."""
-    return torch.where(count > GROUP, count, 1).double().log()[:, None]
 
 
 def _handle_or_pair(near: object) -> tuple[int | None, Any]:

@@ -14,6 +14,7 @@ from kanerva.errors import UserError
 from kanerva.lab.harness import Lab
 from kanerva.memory.kin import GROUP
 from kanerva.models.kpp_bits import KppBits
+from kanerva.models.reads_kin import Kin
 from kanerva.presets import preset
 from kanerva.seeding import stream
 from kanerva.shapes import Labels
@@ -60,16 +61,15 @@ class Written:
         gists = self.nothing.expand(*features.shape[:2], -1, -1, -1)
         return self.model.ask_kin(gists, features, every, every)
 
-    def read_groups(
-        self, written: Int[Tensor, "B n 2"], images: Float[Tensor, "B T C H W"]
-    ) -> Float[Tensor, "B_T G maps Hq Wq"]:
-        """What each of these memories says about each of its new images, group by group."""
+    def say(self, written: Int[Tensor, "B n 2"], images: Float[Tensor, "B T C H W"]) -> Kin:
+        """What a memory of each row of drawings says about each of the row's new images."""
         if written.shape[1] <= GROUP:
-            return self.read(written)[:, None].repeat_interleave(images.shape[1], dim=0)
-        kin = []
+            maps = self.read(written)[:, None].repeat_interleave(images.shape[1], dim=0)
+            return Kin(maps, 1, torch.full((len(maps),), written.shape[1], device=maps.device))
+        said = []
         for pairs, asked in zip(written, images, strict=True):
             every = torch.ones(len(pairs), dtype=torch.bool, device=self.model.device)
             gists = self.nothing.expand(len(pairs), -1, -1, -1)
             memory = self.model.readable(gists, self.features[pairs.unbind(-1)], every)
-            kin.append(self.model.read_groups(memory, asked))
-        return torch.cat(kin)
+            said.append(self.model.read_groups(memory, asked))
+        return Kin.cat(said)

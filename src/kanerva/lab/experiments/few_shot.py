@@ -13,6 +13,7 @@ that are trained already, and names the others: to train them would take days.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -116,13 +117,13 @@ def score_kin(lab: Lab, held: Written, mixed: Pairs, counts: list[int], name: in
         images = episodes[start : start + AT_ONCE]
         for count in (0, *counts):
             noise = lab.noise("few-shot", name, start)
-            # an empty memory is one that holds `number` = 0: what is read then does not matter
             written = mixed[start : start + AT_ONCE, 1 : 1 + max(count, 1)]
-            kin, one = held.read_groups(written, images), images.flatten(0, 1)[:, None]
-            number = torch.full((len(kin),), count, device=model.device)
+            kin, one = held.say(written, images), images.flatten(0, 1)[:, None]
+            if not count:  # what an empty memory says does not matter
+                kin = replace(kin, held=torch.zeros_like(kin.held))
             terms = {
-                "": model.terms_beside(kin, number, one),
-                INDEPENDENT: model.independent_beside(kin, number, one, noise),
+                "": model.terms_beside(kin, one),
+                INDEPENDENT: model.independent_beside(kin, one, noise),
             }
             shape = tuple(images.shape[:2])
             terms = {decoder: each.view(shape) for decoder, each in terms.items()}
@@ -296,6 +297,6 @@ ABOUT = About(
     claim="A memory of some drawings of a character makes other drawings of it cheaper, the more "
     "the more were written.",
     quick="about 4 min on two cores",
-    full="2 h on a GPU; trained models, 20 min on two cores",
+    full="2 h on a GPU; trained models, 1 h on two cores",
     presets=("omniglot",),
 )

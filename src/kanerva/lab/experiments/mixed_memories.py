@@ -10,7 +10,7 @@ in the memory show what a large memory costs them.
 from typing import Any
 
 import torch
-from jaxtyping import Float, Float64, Int
+from jaxtyping import Float64, Int
 from torch import Tensor
 
 from kanerva.errors import UserError
@@ -18,9 +18,8 @@ from kanerva.evaluation.report import columns
 from kanerva.lab.experiments.characters import Pairs, Written, characters
 from kanerva.lab.experiments.measures import estimate
 from kanerva.lab.harness import About, Figures, Finding, Lab
-from kanerva.memory.kin import key_costs, mix_unlike
 from kanerva.models.kpp_bits import KppBits
-from kanerva.shapes import Episode
+from kanerva.models.reads_kin import Kin
 
 Others = Int[Tensor, "N 1 2"]  # (character, drawing), one drawing of each of N other characters
 
@@ -58,36 +57,20 @@ def score(
     order = torch.randperm(len(written) * written.shape[1], generator=noise, device=noise.device)
     memory = written.flatten(0, 1)[None]
     latest = memory[:, order[-LATEST:]]
-    together = model.log_like(held.read(latest), targets[None])
     asked = {
         "groups": (memory, targets[None]),
         "own": (written, targets[:, None]),
         "unrelated": (memory, strangers[None]),
     }
-    found = {name: nats(held, *each) for name, each in asked.items()}
-    for name in HOW:
-        alone = model.log_alone((strangers if name == "unrelated" else targets)[None])
-        found[f"{name} empty"] = -alone[0].double().cpu()
-        if name == "together":
-            found[name] = cost(together, alone, memory.shape[1])
+    said = {name: held.say(*each) for name, each in asked.items()}
+    together = held.read(latest)[:, None].expand(len(targets), -1, -1, -1, -1)
+    said["together"] = Kin(together, 1, said["groups"].held)
+    found = {}
+    for name, kin in said.items():
+        images = (strangers if name == "unrelated" else targets)[:, None]
+        found[name] = model.terms_beside(kin, images).nll_nats[:, 0].double().cpu()
+        found[f"{name} empty"] = -model.log_alone(images)[:, 0].double().cpu()
     return found
-
-
-def nats(held: Written, written: Pairs, images: Episode) -> Float64[Tensor, " B_T"]:
-    """The nats of the new images of every episode, each given its row of written drawings."""
-    kin = held.read_groups(written, images)
-    count = torch.full((len(kin),), written.shape[1], device=kin.device)
-    terms = held.model.terms_beside(kin, count, images.flatten(0, 1)[:, None])
-    return terms.nll_nats[:, 0].double().cpu()
-
-
-def cost(
-    like: Float[Tensor, "1 N"], alone: Float[Tensor, "1 N"], count: int
-) -> Float64[Tensor, " N"]:
-    """-ln p(x, new | M) from p(x | M, related) and p(x | empty memory). M holds `count` blocks."""
-    held = torch.full((1,), count, device=like.device)
-    nats = -mix_unlike(like, alone, held)
-    return (nats + key_costs(held, torch.zeros_like(nats, dtype=torch.bool)))[0].double().cpu()
 
 
 @torch.no_grad()
