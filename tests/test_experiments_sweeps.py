@@ -477,10 +477,13 @@ def test_other_models_come_from_the_record_if_it_scored_the_same_drawings(
 
     found = figures_with()
     assert found["models"] == {"dkm": row} and found["missing"] == ["no-memory", few_shot.COPIES]
-    source = {"commit": "a" * 40, "device": "NVIDIA H200", "models": ["dkm"]}
-    assert found["earlier"] == source
-    assert "dkm: from an earlier record" in few_shot_views.say_earlier(**source)
-    assert figures_with(earlier=source | {"commit": "b"})["earlier"]["commit"] == "b"
+    source = {"commit": "a" * 40, "device": "NVIDIA H200"}
+    assert found["earlier"] == {"dkm": source}
+    assert "dkm: from an earlier record" in few_shot_views.say_earlier("dkm", **source)
+    older = source | {"commit": "b"}  # each model names the record that its figures come from
+    again = figures_with(earlier={"dkm": older, "vae": older})
+    assert again["earlier"] == {"dkm": older}
+    assert figures_with(earlier={"vae": older})["earlier"] == {"dkm": source}
     assert figures_with(rounds=4)["models"] == {}
     path.unlink()
     few_shot.add_earlier(few, untouched := same | {"models": {}, "missing": ["dkm"]})

@@ -23,6 +23,7 @@ from kanerva.models.finding import as_cues
 from kanerva.models.kpp import Kpp
 from kanerva.models.kpp_paper import KppPaper
 from kanerva.models.loading import load
+from test_kin import SMALL, every_image, make
 
 
 @pytest.fixture(scope="module")
@@ -128,13 +129,17 @@ def test_what_is_kept_follows_memory_and_weights():
     assert not torch.allclose(decode_held(tiny_model(), memory)[1], second)
 
 
-@pytest.mark.parametrize("how", ["assign", "data", "vector"])
+@pytest.mark.parametrize("how", ["assign", "part", "new", "data", "vector"])
 def test_weights_that_are_replaced_are_other_weights(how: str):
     model, other = tiny_model(), tiny_model()
     images = torch.bernoulli(torch.full((3, 1, 8, 8), 0.4))
     memory, before = model.write(images), model.fingerprint()
     if how == "assign":
         model.load_state_dict(other.state_dict(), assign=True)
+    elif how == "part":
+        model.decoder.load_state_dict(other.decoder.state_dict(), assign=True)
+    elif how == "new":
+        model.decoder.from_maps.weight = other.decoder.from_maps.weight
     elif how == "data":
         for mine, new in zip(model.parameters(), other.parameters(), strict=True):
             mine.data = new.data.clone()
@@ -144,6 +149,18 @@ def test_weights_that_are_replaced_are_other_weights(how: str):
     assert model.fingerprint() != before
     with pytest.raises(UserError, match="other weights"):
         model.get(memory)
+
+
+def test_a_copy_that_shares_weights_notices_that_they_are_replaced():
+    model, other = make(SMALL), make(SMALL)
+    with torch.no_grad():
+        next(other.parameters()).mul_(2)
+    copied = model.within(40)
+    memory, before = copied.write(every_image()[:2]), copied.fingerprint()
+    model.load_state_dict(other.state_dict(), assign=True)
+    assert copied.fingerprint() == model.fingerprint() != before
+    with pytest.raises(UserError, match="other weights"):
+        copied.get(memory)
 
 
 def test_none_is_the_density_of_an_empty_cell(monkeypatch):

@@ -131,6 +131,20 @@ def test_large_and_small_memories_of_a_batch_are_scored_as_alone(model: KppBits,
 
 
 @torch.no_grad()
+def test_scoring_new_images_keeps_nothing_for_gradients(model: KppBits, memory: Memory):
+    """A graph would grow with images times groups: gigabytes, in a large memory."""
+    images, kept = every_image()[:4], []
+
+    def note(tensor: Tensor) -> Tensor:
+        kept.append(tensor.shape)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        model._terms_new(memory.as_batch(), images[None])
+        model.independent_terms(images, memory)
+    assert not kept
+
+
 def test_an_image_that_is_left_out_is_scored_by_the_groups_of_the_others(model: KppBits):
     images = every_image()[HELD]
     left = model.left_out(images)

@@ -371,6 +371,24 @@ def test_the_command_ships_a_run_over_an_older_one(
         assert said in line
 
 
+def test_what_a_stopped_command_leaves_is_no_shipped_model(
+    run: Path, tmp_path: Path, mnist_root: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def fill(source: Path, folder: Path) -> None:
+        folder.mkdir()
+        (folder / CONFIG).write_text("{}")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(loading, "PRETRAINED", tmp_path)
+    monkeypatch.setattr(shutil, "copytree", fill)
+    with pytest.raises(UserError, match="No space left"):
+        ship(run, "mine-1", into=tmp_path, data_root=mnist_root)
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(OSError, match="No space left"):
+        fill(tmp_path, tmp_path / ".mine-1.tmp")  # as a kill would leave it
+    assert shipped_versions() == []
+
+
 def test_a_shipped_model_is_scored_again_with_the_same_weights(
     shelf: Path, tmp_path: Path, mnist_root: Path
 ):

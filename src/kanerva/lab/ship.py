@@ -85,13 +85,14 @@ def ship(
             record["shipped"]["unrounded_nll_nats"] = nats
         write_record(record, made / RECORD)
         write_whole(made / CARD, card(record, config))
+        beside = into / f".{name}.tmp"  # a full disk must not cost the model that is there
+        shutil.rmtree(beside, ignore_errors=True)
         try:
-            beside = into / f".{name}.tmp"  # a full disk must not cost the model that is there
-            shutil.rmtree(beside, ignore_errors=True)
             shutil.copytree(made, beside)
             shutil.rmtree(into / name, ignore_errors=True)
             beside.rename(into / name)
         except OSError as error:
+            shutil.rmtree(beside, ignore_errors=True)
             raise UserError(f"cannot write {into / name}: {error.strerror}") from error
     return into / name
 

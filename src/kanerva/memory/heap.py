@@ -230,14 +230,13 @@ class Memory:
         `BlockMemory.read` found can be passed as they are."""
         if self.is_batch and len(handles) == 1:
             return self._clear(self._named(as_handles(handles[0]).to(self.map.device)))
-        owners = self._require_one()
+        self._require_one()
         named = [h for one in handles for h in as_handles(one).flatten().tolist()]
         if len(set(named)) != len(named):
             raise UserError(f"a handle is named twice: {named}")
         if not named:
             return self
-        cells = torch.tensor([self.slot_of(h) for h in named], device=self.map.device)
-        return self._clear(torch.zeros_like(owners, dtype=torch.bool).index_fill(0, cells, True))
+        return self._clear(self._cells_of(named))
 
     def _named(self, handles: Int[Tensor, "..."]) -> Bool[Tensor, "B slots"]:
         """A mask of the cells that handles name; a handle may be named twice."""
@@ -251,6 +250,11 @@ class Memory:
         if bool(missing.any()):
             raise UserError(_not_held(int(handles[missing][0])))
         return (matches & (handles >= 0)[..., None]).any(dim=1)
+
+    def _cells_of(self, handles: list[int]) -> Bool[Tensor, " slots"]:
+        """A mask of the cells that the handles of one memory name."""
+        named = torch.zeros_like(self._require_one(), dtype=torch.bool)
+        return named.index_fill(0, self.slots_of(handles)[0], True)
 
     def _clear(self, freed: Bool[Tensor, "*B slots"]) -> "Memory":
         """Zero some cells and mark them as free."""
@@ -295,9 +299,7 @@ class Memory:
         caps = torch.full_like(owners, min(as_count("bits", bits, 0), ALL))
         if handles:
             named = [h for one in handles for h in as_handles(one).flatten().tolist()]
-            cells = torch.tensor([self.slot_of(h) for h in named], device=owners.device).long()
-            chosen = torch.zeros_like(owners, dtype=torch.bool).index_fill(0, cells, True)
-            caps = caps.masked_fill(~chosen, ALL)
+            caps = caps.masked_fill(~self._cells_of(named), ALL)
         detail, grid = self.detail.within(caps), self.grid
         every = torch.arange(self.capacity, device=owners.device)[None]
         blocks = detail.cut(grid.read(self.map[None], every))

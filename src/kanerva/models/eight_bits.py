@@ -23,20 +23,20 @@ Scales = Float[Tensor, " rows"]
 def in_eight_bits(model: nn.Module) -> dict[str, Tensor]:
     """A model's tensors, rounded for shipping; refuse numbers that cannot be represented."""
     found = model.state_dict()
+    fixed = {n: part for n, part in model.named_modules() if isinstance(part, FixedLinear)}
+    exact = {f"{name}.weight" for name in fixed}
+    halved = {f"{name}.bias" for name in fixed}
+    found |= {f"{name}.weight": as_bytes(layer) for name, layer in fixed.items()}
     for name, value in model.named_parameters():
+        if name in exact:
+            continue
         rounded = kept = value.detach().half()
-        if value.ndim > 1:
+        if value.ndim > 1 and name not in halved:
             rounded, kept = _round(value.detach().float())
             found[name + _SCALE] = kept
         if not kept.isfinite().all():
             raise UserError(f"{name} has numbers out of half precision's range: not shipped")
         found[name] = rounded
-    for name, layer in model.named_modules():
-        if isinstance(layer, FixedLinear):
-            weight, bias = f"{name}.weight", f"{name}.bias"
-            found |= {weight: as_bytes(layer), bias: layer.bias.detach().half()}
-            found.pop(weight + _SCALE, None)
-            found.pop(bias + _SCALE, None)
     return found
 
 

@@ -122,7 +122,7 @@ class Kpp(Retrieval, KppNetworks):  # pyright: ignore[reportIncompatibleMethodOv
             cells = self.placement.find_free(batch.require_slots() >= 0, 1, generator)
             bits = None if detail is None else detail.apply(lambda part, t=one: part[:, t])
             batch = batch.malloc(blocks[:, one], cells, bits)
-        return batch if memory.is_batch else replace(batch[0], kept=memory.kept)
+        return batch if memory.is_batch else batch[0]
 
     def _enlarge(self, memory: Memory, generator: Noise) -> Memory:
         """Copy a memory with fewer cells to one with this model's capacity."""

@@ -37,7 +37,7 @@ def checkpoint_folder(run: Path) -> Path:
 
 def shipped_versions() -> list[str]:
     """Every model that comes with the package, with its version: `mnist-1`."""
-    return sorted(file.parent.name for file in PRETRAINED.glob(f"*/{CONFIG}"))
+    return sorted(file.parent.name for file in PRETRAINED.glob(f"[!.]*/{CONFIG}"))
 
 
 def shipped() -> list[str]:

@@ -201,8 +201,10 @@ class ReadsKin(Kpp):
         """The terms of new images: a mixture over whether they are related to the stored ones."""
         return self._score_new(memory, episode, self.terms_beside)
 
+    @torch.no_grad()
     def _score_new(self, memory: Memory, episode: Episode, score: Score) -> ElboTerms:
-        """Apply `score` to new images of each memory, and what is read for them."""
+        """Apply `score` to new images of each memory, and what is read for them. Without gradients:
+        their graph grows with images times groups."""
         count = (memory.require_slots() >= 0).sum(dim=1)
         if int(count.max()) <= GROUP:
             return score(Kin(self._read_kin(memory)[:, None], 1, count), episode)

@@ -21,7 +21,7 @@ class KnownWeights(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self._tensors: list[Tensor] | None = None
+        self._owners: list[dict[str, Any]] | None = None
         self._names: dict[str, tuple[list[int], str]] = {}
 
     def fingerprint(self) -> str:
@@ -45,13 +45,16 @@ class KnownWeights(nn.Module):
 
     def weight_versions(self) -> list[int]:
         """Addresses and version counters of all tensors, one of which changes if weights do."""
-        if self._tensors is None:  # cached: collecting them takes longer than reading one block
-            self._tensors = [*self.parameters(), *self.buffers()]
-        versions = [0 if tensor.is_inference() else tensor._version for tensor in self._tensors]
-        return [*versions, *[tensor.data_ptr() for tensor in self._tensors]]
+        if self._owners is None:  # cached: collecting them takes longer than reading one block
+            self._owners = [
+                tensors for part in self.modules() for tensors in (part._parameters, part._buffers)
+            ]
+        tensors = [t for owned in self._owners for t in owned.values() if t is not None]
+        versions = [0 if tensor.is_inference() else tensor._version for tensor in tensors]
+        return [*versions, *[tensor.data_ptr() for tensor in tensors]]
 
     def load_state_dict(self, *args: Any, **options: Any) -> Any:
-        """Drop the cache: `assign=True` replaces tensors."""
+        """Drop the cache: tensors of inference mode have no version counters."""
         self._forget()
         return super().load_state_dict(*args, **options)
 
@@ -66,7 +69,7 @@ class KnownWeights(nn.Module):
         return super()._apply(fn, recurse)
 
     def _forget(self) -> None:
-        self._tensors = None
+        self._owners = None
         self._names.clear()
 
     def to(self, *args: Any, **options: Any) -> Any:

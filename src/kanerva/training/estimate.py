@@ -14,7 +14,7 @@ def seconds_left(config: RunConfig, device: torch.device) -> float:
     """Estimate the seconds of all forward and backward passes of a run; validation and saving come
     on top. Leaves the random state as it was."""
     images = config.batch * config.episode_length
-    with torch.random.fork_rng():
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
         model = build(config.model).to(device).train()
 
         def trial(count: int) -> float:

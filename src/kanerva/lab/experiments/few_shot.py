@@ -248,7 +248,7 @@ def add_earlier(lab: Lab, figures: Figures) -> None:
     figures["models"] |= {name: earlier["models"][name] for name in there}
     figures["missing"] = [name for name in figures["missing"] if name not in there]
     source = {key: record[key] for key in ("commit", "device")}
-    figures["earlier"] = earlier.get("earlier", source | {"models": there})
+    figures["earlier"] = {name: earlier.get("earlier", {}).get(name, source) for name in there}
 
 
 @torch.no_grad()

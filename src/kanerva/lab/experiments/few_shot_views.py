@@ -34,7 +34,7 @@ def table(figures: Figures) -> list[str]:
     for number, title in enumerate(TITLES.values()):
         lines += [title, *body[number * models : (number + 1) * models]]
     empty = figures["empty"]
-    missing, earlier = figures.get("missing", []), figures.get("earlier")
+    missing, earlier = figures.get("missing", []), figures.get("earlier", {})
     seeds = "one seed" if figures["seeds"] == 1 else f"kpp-bits: {figures['seeds']} seeds; else one"
     return [
         *lines,
@@ -46,12 +46,12 @@ def table(figures: Figures) -> list[str]:
         "(kpp-bits). Labels draw training episodes,",
         "nothing else; no labels: kin are copies of one image",
         *([f"not trained yet: {', '.join(missing)}"] if missing else []),
-        *([say_earlier(**earlier)] if earlier else []),
+        *(say_earlier(name, **source) for name, source in earlier.items()),
     ]
 
 
-def say_earlier(models: list[str], commit: str, device: str) -> str:
-    return f"{', '.join(models)}: from an earlier record of these drawings ({commit[:7]}, {device})"
+def say_earlier(name: str, commit: str, device: str) -> str:
+    return f"{name}: from an earlier record of these drawings ({commit[:7]}, {device})"
 
 
 def nats(value: Estimate) -> str:
