@@ -82,6 +82,11 @@ def test_a_gap_is_as_sure_as_its_seeds_or_its_images():
     )
     assert many["nats"] == 10.0 and many["clear"]
     assert many["margin"] == pytest.approx(2 * math.sqrt(2) / math.sqrt(2))
+    assert "2 seeds" in many["over"]
+    more = sweep.over_seeds([score(11.0 + n) for n in (0, 1, 2, 3)])  # each has its own count
+    both = sweep.gap(sweep.over_seeds([score(20.0), score(22.0)]), more)
+    assert both["margin"] == pytest.approx(2 * math.sqrt(2 / 2 + (5 / 3) / 4))
+    assert "2 to 4 seeds" in both["over"]
     one = sweep.gap(sweep.over_seeds([score(20.0, 3.0)]), sweep.over_seeds([score(19.0, 4.0)]))
     assert one["margin"] == 5.0 and not one["clear"] and "one seed" in one["over"]
 
@@ -204,7 +209,7 @@ def test_memory_useful_is_drawn_from_records_where_three_seeds_are_there(
 
 def file_seeds(folder: Path, setting: sweep.Setting, nats: float, seeds: int) -> None:
     """Records as `evaluate` files them, of runs that did not happen: so many nats by the bound,
-    half as many by the likely accounting."""
+    half as many by `kl_over_T`."""
     for name in (setting.variant, *([setting.likely] if setting.likely else [])):
         for seed in range(seeds):
             changes = {"variant": name, "seed": seed, "preset": "omniglot"}

@@ -31,7 +31,7 @@ from kanerva.presets import preset
 
 RESULTS = Path("results")  # the folder of records, in the working directory
 IMAGES = 1024  # test images that a quick version scores; the full one scores all
-LIKELY = "kl-over-T"  # the variant trained and scored by the paper's likely accounting
+LIKELY = "kl-over-T"  # the variant trained and scored by what may be the paper's accounting
 SCORES = ("bound", "paper_style")
 TERMS = ("nll_nats", "recon", "kl_z", "kl_y")
 
@@ -213,13 +213,16 @@ def gap(worse: dict[str, Any], better: dict[str, Any]) -> dict[str, Any]:
     over seeds. With one seed it is the 95 % interval over images, which ignores the variation
     between trainings."""
     nats = worse["nll_nats"]["mean"] - better["nll_nats"]["mean"]
-    count = min(len(entry["nll_nats"]["each"]) for entry in (worse, better))
-    if count > 1:
-        errors = [2 * e["nll_nats"]["std"] / math.sqrt(count) for e in (worse, better)]
+    both = (worse, better)
+    counts = [len(entry["nll_nats"]["each"]) for entry in both]
+    if min(counts) > 1:
+        spreads = [entry["nll_nats"]["std"] for entry in both]
+        errors = [2 * s / math.sqrt(count) for s, count in zip(spreads, counts, strict=True)]
+        over = f"two standard errors, {say_range(counts)} seeds"
     else:
-        errors = [worse["ci95"], better["ci95"]]
+        errors = [entry["ci95"] for entry in both]
+        over = "95 % over images, one seed"
     margin = math.hypot(*errors)
-    over = f"two standard errors, {count} seeds" if count > 1 else "95 % over images, one seed"
     return {"nats": nats, "margin": margin, "clear": abs(nats) > margin, "over": over}
 
 
@@ -265,10 +268,18 @@ def judge_sweep(
     return f"{claim}: {'; '.join(said)}."
 
 
-def seeds_of(entry: dict[str, Any]) -> str:
-    """Describe what an entry's figures are means of."""
-    count = len(entry["seeds"])
-    return f"mean ± std of {count} seeds" if count > 1 else "one seed ± 95 % over images"
+def seeds_of(*entries: dict[str, Any]) -> str:
+    """Describe what the figures of entries are means of."""
+    counts = [len(entry["seeds"]) for entry in entries]
+    if max(counts) == 1:
+        return "one seed ± 95 % over images"
+    return f"mean ± std of {say_range(counts)} seeds"
+
+
+def say_range(counts: list[int]) -> str:
+    """Format numbers that are usually the same: "3", or "3 to 5"."""
+    low, high = min(counts), max(counts)
+    return f"{low}" if low == high else f"{low} to {high}"
 
 
 def rows(entries: list[dict[str, Any]]) -> list[str]:
@@ -288,7 +299,7 @@ def rows(entries: list[dict[str, Any]]) -> list[str]:
     )
     text = [
         *columns(lines, left=1).splitlines(),
-        f"nats per image, {images} test images, {seen} seen, {seeds_of(entries[0])}; floats of M",
+        f"nats per image, {images} test images, {seen} seen, {seeds_of(*entries)}; floats of M",
     ]
     if any(entry["kl_over_T"] for entry in entries):
         text.append("[kl_over_T]: no bound; other runs, trained with each KL weighed 1/T")
@@ -343,7 +354,7 @@ def draw_bounds(lab: Lab, entries: list[dict[str, Any]]) -> Figure:
     """Plot both scores: a bar for each entry, a point for each seed."""
     first = entries[0]
     seen = " or ".join(f"{n:,}" for n in sorted({images_seen(entry) for entry in entries}))
-    title = f"{lab.preset}, T={first['T']}, {seen} images each; {seeds_of(first)}"
+    title = f"{lab.preset}, T={first['T']}, {seen} images each; {seeds_of(*entries)}"
     figure = plots.canvas(11.6, 4.4, title)
     titles = {"bound": "test bound; dashes: floor ln T", "kl_over_T": "kl_over_T: no bound"}
     for axes, (how, title) in zip(figure.subplots(1, 2), titles.items(), strict=True):
