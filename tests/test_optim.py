@@ -1,13 +1,26 @@
-"""LARS around Adam against plain Adam and its own property; who decays; averages."""
+"""LARS around Adam against plain Adam and its own property; Muon against torch's, and against the
+singular value decomposition; who decays; averages."""
 
 import copy
+import math
 
+import pytest
 import torch
 from torch import nn
 
 from kanerva.config import ModelConfig, OptimConfig
 from kanerva.models import build
-from kanerva.training.optim import LarsAdam, make_optimiser, parameter_groups, update_average
+from kanerva.training.optim import (
+    LarsAdam,
+    Muon,
+    as_matrices,
+    make_optimiser,
+    muon_groups,
+    orthogonalise,
+    orthogonalise_each,
+    parameter_groups,
+    update_average,
+)
 
 
 def net() -> nn.Sequential:
@@ -77,8 +90,95 @@ def test_biases_and_norm_affines_do_not_decay(tiny: ModelConfig):
     assert not any(names[id(p)].endswith("bias") for p in decayed["params"])
 
 
-def test_both_optimisers_lower_the_loss(tiny: ModelConfig, draw):
-    for name, lr in (("lars_adam", 0.01), ("adamw", 3e-3)):
+# Muon
+
+
+@pytest.mark.parametrize("shape", [(1, 6, 6), (3, 20, 50), (2, 50, 20)])
+def test_orthogonalised_matrices_keep_their_singular_vectors(shape: tuple[int, int, int]):
+    matrices = torch.randn(shape, generator=torch.Generator().manual_seed(2))
+    left, _, right = torch.linalg.svd(matrices, full_matrices=False)
+    turned = left.mT @ orthogonalise(matrices) @ right.mT
+    sizes = turned.diagonal(dim1=1, dim2=2)
+    assert 0.5 < sizes.min() and sizes.max() < 1.3
+    assert (turned - torch.diag_embed(sizes)).abs().max() < 1e-3
+    assert not orthogonalise(torch.zeros(shape)).any()
+
+
+def test_weights_of_one_shape_are_orthogonalised_together_as_alone():
+    """Kernels as a row for each output, three dimensions as a stack; each has its own scale."""
+    weights = [torch.randn(s) for s in ((8, 4), (6, 3, 2, 2), (5, 8, 4), (8, 4), (4, 8))]
+    for weight, found in zip(weights, orthogonalise_each(weights), strict=True):
+        stack = as_matrices(weight)
+        alone = torch.cat([orthogonalise(one[None]) for one in stack])
+        scale = 0.2 * math.sqrt(max(stack.shape[1:]))
+        torch.testing.assert_close(found, scale * alone.reshape(weight.shape))
+
+
+def test_muon_moves_a_matrix_as_torchs_does(monkeypatch: pytest.MonkeyPatch):
+    """Torch's in float32: bfloat16 is not safe on every CPU."""
+
+    def in_float32(grad, coefficients, steps, eps):
+        return orthogonalise(grad[None])[0]
+
+    monkeypatch.setattr(torch.optim._muon, "_zeropower_via_newtonschulz", in_float32)
+    ours, theirs = net(), net()
+    theirs.load_state_dict(ours.state_dict())
+    matrices, plain = parameter_groups(ours, 0.3)[0], {"adapt": False}
+    descend(ours, Muon([matrices | plain | {"orthogonal": True}], lr=0.02), 5)
+    how = {"lr": 0.02, "weight_decay": 0.3, "adjust_lr_fn": "match_rms_adamw"}
+    descend(theirs, torch.optim.Muon([p for p in theirs.parameters() if p.ndim > 1], **how), 5)
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_muon_takes_large_weights_and_adamw_the_rest():
+    class Parts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.large, self.small = nn.Linear(16, 20), nn.Linear(15, 20)
+            self.kernel = nn.Conv2d(2, 16, 3)  # 16 rows of 18
+            self.place = nn.Parameter(torch.ones(16, 16))
+
+    model = Parts()
+    names = {id(p): name for name, p in model.named_parameters()}
+    groups = muon_groups(model, 0.1)
+    found = [[names[id(p)] for p in group["params"]] for group in groups]
+    assert sorted(found[0]) == ["kernel.weight", "large.weight"]
+    assert sorted(found[1]) == ["place", "small.weight"]
+    assert sorted(found[2]) == ["kernel.bias", "large.bias", "small.bias"]
+    assert [group["weight_decay"] for group in groups] == [0.1, 0.1, 0.0]
+    ours, theirs = copy.deepcopy(model), copy.deepcopy(model)
+    muon = make_optimiser(OptimConfig(optimiser="muon", weight_decay=0.1), ours)
+    adamw = make_optimiser(OptimConfig(optimiser="adamw", weight_decay=0.1), theirs)
+    for part, optimizer in ((ours, muon), (theirs, adamw)):
+        for _ in range(3):
+            optimizer.zero_grad()
+            sum((p**3).sum() for p in part.parameters()).backward()
+            optimizer.step()
+    for (name, a), b in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+        same = torch.allclose(a, b, atol=1e-6)
+        assert same == (name not in found[0]), name
+
+
+def test_a_step_that_is_skipped_changes_nothing():
+    model = net()
+    optimizer = Muon(
+        [{"params": [p], "adapt": False, "orthogonal": p.ndim > 1} for p in model.parameters()],
+        lr=0.1,
+        weight_decay=0.1,
+    )
+    descend(model, optimizer, 2)
+    before = copy.deepcopy([list(model.parameters()), optimizer.state_dict()["state"]])
+    for p in model.parameters():
+        p.grad = torch.full_like(p, math.nan)
+    optimizer.found_inf = torch.ones(())
+    optimizer.step()
+    after = [list(model.parameters()), optimizer.state_dict()["state"]]
+    torch.testing.assert_close(after, before, rtol=0, atol=0)
+
+
+def test_every_optimiser_lowers_the_loss(tiny: ModelConfig, draw):
+    for name, lr in (("lars_adam", 0.01), ("adamw", 3e-3), ("muon", 3e-3)):
         torch.manual_seed(0)
         model, episode = build(tiny), draw(tiny, 4, 6)
         optimizer = make_optimiser(OptimConfig(optimiser=name, lr=lr), model)

@@ -256,7 +256,7 @@ def test_figures_are_means_over_images_and_the_gradient_is_clipped():
     assert torch.stack(moments).sum().sqrt().item() == pytest.approx(0.1 * 0.5, rel=1e-3)
 
 
-@pytest.mark.parametrize("optimiser", ["adamw", "lars_adam"])
+@pytest.mark.parametrize("optimiser", ["adamw", "lars_adam", "muon"])
 def test_the_rate_is_changed_where_it_is(optimiser: str):
     """A captured step reads it there: the tensor stays, its value changes."""
     model = nn.Linear(3, 2)

@@ -58,8 +58,9 @@ class OptimConfig(OptionGroup):
 
     group: ClassVar[str] = "optim"
     may_be_zero: ClassVar[tuple[str, ...]] = ("weight_decay", "warmup_epochs", "ema")
-    optimiser: Literal["lars_adam", "adamw"] = "lars_adam"
-    """The optimiser; the paper uses lars_adam."""
+    optimiser: Literal["lars_adam", "adamw", "muon"] = "lars_adam"
+    """The optimiser; the paper uses lars_adam. muon: AdamW, except that the updates of weight
+    matrices are orthogonalised."""
     lr: float = 5e-3
     """Learning rate; for lars_adam relative to a weight matrix's norm. ours"""
     weight_decay: float = 1e-3
