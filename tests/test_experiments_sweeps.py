@@ -469,7 +469,7 @@ def test_other_models_come_from_the_record_if_it_scored_the_same_drawings(
 ):
     monkeypatch.setattr(sweep, "RESULTS", tmp_path)
     row = {"empty": {"mean": 9.0, "error": 1.0}, "written": []}
-    same = {"characters": 6, "rounds": 2, "written": [1, 3]}
+    same = {"characters": 6, "rounds": 2, "written": [1, 3], "others": few_shot.OTHERS}
     earlier = {"models": {name: row for name in ("dkm", "vae", few_shot.COPIES)}}
     record = {"commit": "a" * 40, "device": "NVIDIA H200", "figures": same | earlier}
     path = tmp_path / "reproduce" / f"few-shot-{few.preset}.json"
@@ -490,6 +490,7 @@ def test_other_models_come_from_the_record_if_it_scored_the_same_drawings(
     assert again["earlier"] == {"dkm": older}
     assert figures_with(earlier={"vae": older})["earlier"] == {"dkm": source}
     assert figures_with(rounds=4)["models"] == {}
+    assert figures_with(others=None)["models"] == {}  # trained in another way
     path.unlink()
     few_shot.add_earlier(few, untouched := same | {"models": {}, "missing": ["dkm"]})
     assert untouched["models"] == {}
@@ -519,7 +520,9 @@ def test_few_shot_measures_every_model(few: Lab):
     assert set(figures["empty"]) == ours
     assert figures["bits_per_drawing"] > 0
     same, ours = few.config("dkm", **few_shot.options(few, "dkm")), few.config("kpp-bits")
-    assert same.data == ours.data and same.episode_length == ours.episode_length
+    for name in ("data", "episode_length", "batch", "steps"):
+        assert getattr(same, name) == getattr(ours, name)
+    assert same.variant == "strong" and figures["others"] == "strong"
     for name, found in figures["models"].items():
         for row in found["written"]:
             gain = row["other"]["mean"] - row["own"]["mean"]

@@ -159,7 +159,8 @@ def orthogonalise(matrices: Matrices) -> Matrices:
     x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
     for _ in range(5):
         square = x @ x.mT
-        x = 3.4445 * x + (-4.7750 * square + 2.0315 * square @ square) @ x
+        factor = torch.baddbmm(square, square, square, beta=-4.7750, alpha=2.0315)
+        x = torch.baddbmm(x, factor, x, beta=3.4445)
     return (x.mT if tall else x).to(matrices.dtype)
 
 

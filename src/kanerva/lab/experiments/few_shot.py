@@ -41,6 +41,8 @@ WRITTEN = (1, 2, 5, 10, 19)  # drawings to write; a character needs one more to 
 COMPANY = 8  # T of scored episodes: most posteriors were trained on mixed episodes
 SEEDS = 3  # of our models in the full protocol; other models have one
 MODELS = (OURS, EMPTY, COPIES, "dkm", "no-memory", "vae")
+OTHERS = "strong"  # the variant of models that are not ours
+COMPARED = ("characters", "rounds", "written", "others")  # the same in records of one protocol
 BY_SEED = ("own", "over_empty")  # scores that a record keeps for each seed
 
 
@@ -52,17 +54,15 @@ def shuffle(drawings: Drawings, generator: torch.Generator) -> Pairs:
 
 
 def options(lab: Lab, model: str) -> dict[str, Any]:
-    """Changes to a model's preset: all models are trained on the episodes of `kpp-bits`."""
+    """Changes to a model's preset: all models are trained on as many episodes of the same kind as
+    `kpp-bits`, those of the paper by their variant `strong`."""
     if model == COPIES:
         return {"data": {"augment": "copies"}}
     if model in (OURS, EMPTY):
         return {}
-    ours, theirs = lab.config(OURS), lab.config(model)
-    return {
-        "data": ours.data,
-        "episode_length": ours.episode_length,
-        "batch": theirs.batch * theirs.episode_length // ours.episode_length,
-    }
+    ours = lab.config(OURS)
+    same = {name: getattr(ours, name) for name in ("data", "episode_length", "batch", "steps")}
+    return {"variant": OTHERS} | same
 
 
 def mix_episodes(
@@ -241,7 +241,7 @@ def add_earlier(lab: Lab, figures: Figures) -> None:
         return
     record = read_json(path)
     earlier: Figures = record["figures"]
-    same = all(earlier.get(key) == figures[key] for key in ("characters", "rounds", "written"))
+    same = all(earlier.get(key) == figures[key] for key in COMPARED)
     there = [name for name in names if name in earlier["models"]]
     if not (same and there):
         return
@@ -260,6 +260,7 @@ def run(lab: Lab) -> Finding:
         "characters": len(drawings),
         "rounds": rounds,
         "written": counts,
+        "others": OTHERS,
         "seeds": seeds,
     }
     found: dict[str, list[Scores]] = {}

@@ -43,8 +43,8 @@ def table(figures: Figures) -> list[str]:
         f"nats per image, key included, ± standard error over {figures['characters']} characters, "
         f"{figures['rounds']} drawings of each left out",
         f"at random; {seeds}. A drawing written takes {figures['bits_per_drawing']:.0f} bits "
-        "(kpp-bits). Labels draw training episodes,",
-        "nothing else; no labels: kin are copies of one image",
+        "(kpp-bits). Labels draw and augment",
+        "training episodes; no labels: kin are copies of one image. dkm is trained without KL(M)",
         *([f"not trained yet: {', '.join(missing)}"] if missing else []),
         *(say_earlier(name, **source) for name, source in earlier.items()),
     ]
