@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from kanerva.config import ModelConfig, OptimConfig
 from kanerva.models import build
@@ -190,6 +191,21 @@ def test_every_optimiser_lowers_the_loss(tiny: ModelConfig, draw):
             optimizer.step()
             losses.append(loss.item())
         assert sum(losses[-5:]) / 5 < losses[0] - 3, name  # a loss is noisy: keys are drawn
+
+
+@pytest.mark.parametrize("name", ["lars_adam", "muon"])
+def test_a_step_waits_for_no_number(name: str):
+    """As part of a CUDA graph it could not: a fake tensor has no number to give."""
+    with FakeTensorMode():
+        model = nn.Sequential(nn.Linear(20, 40), nn.Conv2d(3, 16, 3))
+        optimizer = make_optimiser(OptimConfig(optimiser=name), model)  # pyright: ignore
+        optimizer.found_inf = torch.zeros(())  # pyright: ignore
+        for p in model.parameters():
+            p.grad = torch.ones_like(p)
+        optimizer.step()
+        optimizer.step()
+        with pytest.raises(DataDependentOutputException):
+            model[0].weight.sum().item()
 
 
 def test_an_average_follows_its_weights_and_copies_buffers(tiny: ModelConfig, draw):
