@@ -207,7 +207,7 @@ def bits(run: RunConfig) -> RunConfig:
     run = ours(run)
     run = replace(run, optim=replace(run.optim, lr=1e-3, warmup_epochs=20.0))
     if run.preset == SMALL:  # a character has at most 12 pictures
-        run = replace(run, optim=replace(run.optim, optimiser="muon", lr=2e-3))
+        run = replace(run, optim=replace(run.optim, optimiser="muon", lr=4e-3))
         run = replace(run, episode_length=12, batch=5, data=replace(run.data, kin=0.5))
         code = {"width": 48, "maps": 16, "depth": 1}
         return reshaped(run, code=code, memory={"unwritten": 0.25})

@@ -158,12 +158,8 @@ class Memory:
 
     def slot_of(self, handle: int) -> int:
         """The cell of a handle's block."""
-        owners = self._require_one()
-        known = handle if 0 <= handle < self.issued else self.issued  # others may not fit an int64
-        found = (owners == known).nonzero()
-        if len(found) == 0:
-            raise UserError(_not_held(handle))
-        return int(found[0, 0])
+        self._require_one()
+        return int(self.slots_of(handle)[0, 0])
 
     def slots_of(self, handles: object, number: int | None = None) -> Cells:
         """The cells of handles, with `number` handles for each memory of a batch."""
