@@ -89,8 +89,8 @@ ABOUT = About(
     paper="Fig. 9, right",
     shows="models with a memory against one without, in both ways of counting",
     claim=f"Kanerva++ is {MEMORY_GAIN} nats per image better than a model of the same size whose "
-    "readout prior is a dense network on the embedding, without a memory. (Here the embedding is "
-    "pooled over the episode; the paper does not say so.)",
+    "readout prior is a dense network on the embedding, without a memory. Here the embedding is "
+    "pooled over the episode; the paper does not say so.",
     full="seconds from records, else 1 h on a GPU",
     presets=("omniglot",),
 )
