@@ -125,7 +125,7 @@ def table(points: Sequence[Point]) -> str:
 
 def draw(points: Sequence[Point]) -> Figure:
     """Two panels over bits: the bound, and the sum of memory and bound."""
-    figure = Figure(figsize=(11, 4.8), layout="constrained")
+    figure = Figure(figsize=(11, 5.2), layout="constrained")
     panels: list[Axes] = list(figure.subplots(1, 2))
     held = [point for point in points if point.bits > 0]
     for axes, what in zip(panels, ("bound", "sum"), strict=True):
@@ -143,12 +143,14 @@ def draw(points: Sequence[Point]) -> Figure:
         axes.set_axisbelow(True)
     span = [min(p.bits for p in held), max(p.bits for p in held)]
     curve = [span[0] * (span[1] / span[0]) ** (n / 200) for n in range(201)]
-    panels[0].plot(curve, [limit(points, b) for b in curve], color=QUIET, label="limit, T = 32")
+    lengths = sorted(p.length for p in held)
+    others = f"limit, T = {LENGTH} (dots: T = {lengths[0]} to {lengths[-1]:,})"
+    panels[0].plot(curve, [limit(points, b) for b in curve], color=QUIET, label=others)
     panels[0].set_ylabel("bound on −ln p(x | memory), nats per image")
     panels[1].set_ylabel("memory and bound together, nats per image")
-    panels[1].plot([], [], "--", color=QUIET, label="the same networks, no memory")
-    panels[0].legend(fontsize=8, loc="upper right")
-    panels[1].legend(fontsize=8, loc="upper left")
+    panels[0].plot([], [], "--", color=QUIET, label="the same networks, no memory")
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=9)
     return figure
 
 

@@ -316,8 +316,9 @@ def draw(figures: Figures) -> Figure:
 ABOUT = About(
     paper="beyond",
     shows="a store under the protocols of other associative memories",
-    claim="Under their own protocols a store finds more than Universal Hopfield Networks' rules "
-    "and a sparse distributed memory, and as much as the nearest image on visible pixels.",
+    claim="With the damage of their own protocols, a store names more images than Universal "
+    "Hopfield Networks' rules and a sparse distributed memory. Given a mask, the nearest image on "
+    "visible pixels does as well or better.",
     quick="a minute on two cores",
     full="minutes on two cores (mnist); cifar10 trains a model first",
     presets=("mnist", "cifar10"),

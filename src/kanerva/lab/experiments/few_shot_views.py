@@ -11,7 +11,12 @@ from kanerva.lab.harness import Figures
 
 OURS, EMPTY, COPIES = "kpp-bits", "kpp-bits-empty", "kpp-bits, no labels"
 INDEPENDENT = "independent pixels"  # the bound with pixels independent given z
-LINES = {(False, False): "-", (True, False): ":", (False, True): "--", (True, True): "-."}
+LOOKS = {  # of kpp-bits: by independent pixels, by no labels
+    (False, False): ("-", plots.COLOURS[OURS]),
+    (True, False): ("-", "#d98e04"),
+    (False, True): ("--", "#6f9fc8"),
+    (True, True): ("--", "#e9bd6a"),
+}
 OFF = 1000  # nats: beyond this a model fails on its input
 TITLES = {  # of the scores in a table
     "own": "bound of a drawing that is not written, under drawings of its character",
@@ -68,7 +73,7 @@ def draw(preset: str, figures: Figures) -> Figure:
         15.2,
         4.6,
         f"{preset}: nats per drawing that is not written; {figures['characters']} unseen "
-        "characters, ± standard error over them; all trained on the same episodes",
+        "characters, ± standard error over them",
     )
     titles = {
         "gain": "gained against another character's drawings",
@@ -84,10 +89,11 @@ def draw(preset: str, figures: Figures) -> Figure:
         low, high = limits([v for label, each in drawn.items() if OURS in label for v in each])
         for label, values in drawn.items():
             inside = all(low <= value["mean"] <= high for value in values)
+            style, colour = LOOKS[INDEPENDENT in label, COPIES in label]
             look: dict[str, Any] = {
-                "color": plots.COLOURS[label.split(",")[0]],
+                "color": colour if OURS in label else plots.COLOURS[label],
                 "label": label if inside else f"{label} (off the plot: see the table)",
-                "ls": LINES[INDEPENDENT in label, COPIES in label],
+                "ls": style,
             }
             plots.draw_line(axes, range(len(counts)), values, **look)
         across = "drawings of its character that are written"

@@ -285,7 +285,8 @@ def verdict(figures: Figures) -> str:
     found = {(row["cue"], row["held"]): row for row in figures["found"]}
     most = max(held for _, held in found)
     parts = [
-        f"{cue}: {percent(found[cue, most]['right'])} % of {most} found"
+        f"{cue}: {percent(found[cue, most]['right'])} % of {found[cue, most]['cues']} cues found "
+        f"among {most}"
         for cue in ("half hidden, mask given", "half hidden", "moved by 2", "salt & pepper 0.5")
     ]
     for kind, bar in BARS.items():

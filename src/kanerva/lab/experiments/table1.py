@@ -109,7 +109,7 @@ HEADLINE = {  # rows of the README's table; label: row of ROWS, and score
     "the same, images not written": ("kpp", "left_out"),
     "`kpp`, 48 numbers, int8": ("kpp-48-int8", "bound"),
     "**`kpp-bits`**, every pixel": ("kpp-bits", "bound"),
-    "the same networks, no memory": ("kpp-bits-empty", "bound"),
+    "`kpp-bits` without a memory": ("kpp-bits-empty", "bound"),
 }
 
 
@@ -137,6 +137,7 @@ def headline(records: list[dict[str, Any]]) -> str:
             rows.append([label, "" if how == "left_out" else size])
             for name, cell in zip(names, found, strict=True):
                 cost = format_cost(cell[how], how) if cell else "–"
+                cost += "\\*" if cell and cell["early"] and how == "bound" else ""
                 digits = ".2f" if name in BITS_PER_DIM else ",.0f"
                 total = f"{cell['sum']:{digits}}" if cell and how == "bound" else ""
                 rows[-1] += [f"**{cost}**" if cell and label.startswith("**") else cost, total]
@@ -167,7 +168,8 @@ def train_cells(lab: Lab) -> Cells:
 
 def verdict(figures: Figures) -> str:
     """Which of our figures reach the paper's for Kanerva++."""
-    return judge_cells(figures["ours"])
+    judged = judge_cells(figures["ours"])
+    return judged if judged == NOTHING else f"{judged} {CONTEXT}"
 
 
 def judge_cells(cells: Cells) -> str:
@@ -175,7 +177,7 @@ def judge_cells(cells: Cells) -> str:
     found = compare_with_paper(cells)
     if not found:
         return NOTHING
-    return f"The paper's figures for Kanerva++, by our valid bound: {in_words(found)}. {CONTEXT}"
+    return f"The paper's figures for Kanerva++, by our valid bound: {in_words(found)}."
 
 
 CONTEXT = (
