@@ -143,6 +143,27 @@ def test_a_record_is_not_replaced_by_another_configuration_or_a_part(record: dic
     assert named.name == "kpp-paper-wide-s0.json"
 
 
+def test_a_record_that_could_not_be_saved_is_refused_before_scoring(
+    record: dict, run: Path, mnist_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def fail(*_: object, **__: object) -> None:
+        raise AssertionError("it was scored")
+
+    monkeypatch.setattr(module, "score_headline", fail)
+    file_record(record, tmp_path)
+    model, where = load(run), {"data_root": mnist_root, "results": tmp_path}
+    with pytest.raises(UserError, match="another memory: give this one a --variant name"):
+        evaluate(run, model, memory_dtype="int8", **where)
+    with pytest.raises(UserError, match="covers the whole split"):
+        evaluate(run, model, episodes=1, **where)
+    file_record(record | {"config_hash": "other"}, tmp_path / "other")
+    with pytest.raises(UserError, match="another configuration"):
+        evaluate(run, model, **where | {"results": tmp_path / "other"})
+    for how in ({"variant": "rounded", "memory_dtype": "int8"}, {}):  # these could be saved
+        with pytest.raises(AssertionError, match="it was scored"):
+            evaluate(run, model, **how, **where)
+
+
 def test_an_edited_run_config_is_noticed(
     run: Path, small_run: RunConfig, tmp_path: Path, mnist_root
 ):

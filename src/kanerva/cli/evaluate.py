@@ -72,6 +72,7 @@ def run(options: dict[str, Any], words: list[str]) -> int:
         bits=options["bits"],
         resized=None if resized == ResizedMemory() else resized,
         data_root=root,
+        results=None if options["results"] is None else Path(options["results"]),
     )
     record |= shipped_training(name)
     print(table(record))

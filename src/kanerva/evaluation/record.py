@@ -25,7 +25,7 @@ from kanerva.evaluation.costs import (
     memory_size,
     score_and_size,
 )
-from kanerva.evaluation.records import SCHEMA, check_record
+from kanerva.evaluation.records import SCHEMA, check_record, place_record
 from kanerva.evaluation.resized import ResizedMemory
 from kanerva.evaluation.uses import measure_familiarity, measure_generation
 from kanerva.memory.detail import ALL
@@ -57,8 +57,10 @@ def evaluate(
     bits: int | None = None,
     resized: ResizedMemory | None = None,
     data_root: Path | None = None,
+    results: Path | None = None,
 ) -> Entry:
-    """Score a run's best checkpoint, `model`, and return its record.
+    """Score a run's best checkpoint, `model`, and return its record. If it could not be saved under
+    `results`, that is an error before anything is scored.
 
     `memory_dtype` quantises every memory after it is written, `bits` shrinks it, and `resized`
     scores the same weights with a memory of another size. Neither the model nor torch's global
@@ -76,13 +78,17 @@ def evaluate(
             raise UserError(f"{model.config.name} holds floats: --bits is for kpp-bits")
         model = cast(KppBits, model).within(bits)
     subject = Subject(config, model.storing_as(memory_dtype), split, episodes, data_root)
+    about = describe(subject, run, variant)
+    if results is not None:
+        place_record(about, results)
     headline, bits_per_image = score_headline(subject, run)
     readout = model.readout_shapes
     record = {
         "schema": SCHEMA,
         "kind": "evaluation",
-        **describe(subject, headline, run, variant),
-        "memory": describe_memory(subject, headline, bits_per_image),
+        **about,
+        "n_images": headline.n_images,
+        "memory": add_sum(about["memory"], headline, bits_per_image, config.model.image),
         "resized": config != trained,
         "z_shape": readout if len(readout) > 1 else readout[0],
         **score_bounds(subject, headline, iwae_samples),
@@ -92,7 +98,6 @@ def evaluate(
         "params": sum(p.numel() for p in model.parameters()),
         "flop_per_image": flop_per_image(model, config),
         "config": to_dict(config),
-        "config_hash": config.config_hash(),
         "commit": commit(),
         "versions": versions(),
         "device": device_name(model.device),
@@ -210,8 +215,8 @@ def measure_uses(subject: Subject, images: int) -> Entry:
 # What was scored, and how
 
 
-def describe(subject: Subject, headline: Score, run: Path, variant: str | None) -> Entry:
-    """Entries that name the run, and the images: which, how many, and a hash of their pixels."""
+def describe(subject: Subject, run: Path, variant: str | None) -> Entry:
+    """Entries that name the run, its memory, and the images, with a hash of their pixels."""
     config = subject.config
     return {
         "model": config.model.name,
@@ -221,7 +226,6 @@ def describe(subject: Subject, headline: Score, run: Path, variant: str | None) 
         "checkpoint": checkpoint_folder(run).name.removeprefix(".").removesuffix(".old"),
         "seed": config.seed,
         "split": subject.split,
-        "n_images": headline.n_images,
         "n_episodes": subject.limit,
         "partial": subject.partial,
         "split_hash": subject.episodes.fingerprint(subject.limit),
@@ -229,16 +233,25 @@ def describe(subject: Subject, headline: Score, run: Path, variant: str | None) 
         "K": count_reads(config),
         "binarization": config.data.binarization,
         "image": list(config.model.image),
+        "config_hash": config.config_hash(),
+        "memory": describe_memory(subject.model, config.episode_length),
     }
 
 
-def describe_memory(subject: Subject, headline: Score, bits: float | None) -> Entry:
-    """The memory's size, and its sum with the bound."""
-    model, image = subject.model, subject.config.model.image
-    size = memory_size(model, subject.config.episode_length, model.memory_dtype)
-    if bits is not None:
+def describe_memory(model: MemoryModel, length: int) -> Entry:
+    """The memory's size. Bits of coded blocks are known when they are written."""
+    size = memory_size(model, length, model.memory_dtype)
+    if model.has_code:
         cap = cast(KppBits, model).cap
-        size |= {"dtype": "bits", "bits_per_image": bits, "cap": None if cap == ALL else cap}
+        size |= {"dtype": "bits", "cap": None if cap == ALL else cap}
+    return size
+
+
+def add_sum(size: Entry, headline: Score, bits: float | None, image: tuple[int, int, int]) -> Entry:
+    """The memory's size with the bits that were written, if it is a code, and its sum with the
+    bound."""
+    if bits is not None:
+        size = size | {"bits_per_image": bits}
     bits_per_dim = size["bits_per_image"] / math.prod(image)
     both = bits_per_dim + headline.bits_per_dim(image)
     return size | {"bits_per_dim": bits_per_dim, "sum_bits_per_dim": both}

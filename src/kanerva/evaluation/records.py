@@ -255,9 +255,9 @@ def _split_suffix(record: dict[str, Any]) -> str:
     return "" if record["split"] == "test" else f"-{record['split']}"
 
 
-def file_record(record: dict[str, Any], results: Path) -> Path:
-    """Save a record under `results/`. It does not replace one of another configuration or a fuller
-    one."""
+def place_record(record: dict[str, Any], results: Path) -> Path:
+    """A record's path under `results/`. It may not replace one of another configuration or a fuller
+    one. Needs no score of the record, so it can be asked before scoring."""
     path = results / record_name(record)
     if path.exists():
         there = read_record(path)
@@ -268,6 +268,12 @@ def file_record(record: dict[str, Any], results: Path) -> Path:
             raise UserError(f"{path} is of another memory: give this one a --variant name")
         if record["partial"] and not there["partial"]:
             raise UserError(f"{path} covers the whole split; a partial record does not replace it")
+    return path
+
+
+def file_record(record: dict[str, Any], results: Path) -> Path:
+    """Save a record under `results/`, where `place_record` says."""
+    path = place_record(record, results)
     write_record(record, path)
     return path
 
