@@ -288,6 +288,7 @@ def test_choices_are_those_of_the_library():
         (["train", "--preset", "mnist", "--data.set", "omniglot"], "is not for data.set=omniglot"),
         (["train", "--preset", "mnist", "--steps", "0"], "steps"),
         (["train", "--preset", "mnist", "--minutes", "-1"], "--minutes"),
+        (["train", "--preset", "mnist", "--minutes", "nan"], "--minutes"),
         (["train", "--preset", "omniglot"], "omniglot not found"),
         (["train", "--preset", "images"], "--data.folder"),
         (["train", "--preset", "images", "--data.folder", "nowhere"], "nowhere"),

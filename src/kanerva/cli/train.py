@@ -138,7 +138,7 @@ def make_config(options: dict[str, Any]) -> RunConfig:
 
 def run(options: dict[str, Any], words: list[str]) -> int:
     """Train a model on a preset, or resume a run."""
-    if options["minutes"] is not None and options["minutes"] <= 0:
+    if options["minutes"] is not None and not options["minutes"] > 0:  # NaN too
         raise UserError(f"--minutes must be positive, got {options['minutes']}")
     config, resume = make_config(options), options["resume"]
     folder = Path(options["run"] or default_run(config))
