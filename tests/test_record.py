@@ -409,6 +409,24 @@ def test_seeds_are_averaged_and_configurations_are_not(record: dict):
     assert mean[4:7] == ["3", "13.00", f"{13**0.5:.2f}"]  # of 9 + 1 + 16 over two
     unknown = over_seeds([again(0, 5.0, images_seen=None)]).splitlines()[1].split()
     assert unknown[3] == "-"  # weights that came without their run
+    assert over_seeds([*three, three[1]]) == over_seeds(three)  # the same file, given twice
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"memory": {"cap": 51}},
+        {"memory": {"shape": [3, 16, 16]}},
+        {"memory": {"dtype": "int8"}},
+        {"split_hash": "other"},
+        {"config_hash": "other"},
+    ],
+)
+def test_only_the_seed_may_differ_in_a_mean_over_seeds(record: dict, other: dict):
+    memory = record["memory"] | other.get("memory", {})
+    unlike = record | other | {"memory": memory, "seed": 1}
+    assert len(over_seeds([record, record | {"seed": 1}]).splitlines()) == 2
+    assert len(over_seeds([record, unlike]).splitlines()) == 3
 
 
 def test_a_folder_of_records_is_read_whole(record: dict, tmp_path: Path):

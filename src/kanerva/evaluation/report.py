@@ -110,10 +110,12 @@ def compare(records: list[dict[str, Any]]) -> str:
 
 def over_seeds(records: list[dict[str, Any]]) -> str:
     """Mean and standard deviation over runs of one configuration that differ only in their seed."""
-    groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    by_seed: dict[tuple[object, ...], dict[int, dict[str, Any]]] = {}
     for r in records:
-        group = (where(r), named(r), r["config_hash"], r["memory"]["dtype"])
-        groups.setdefault(group, []).append(r)
+        memory = (r["memory"]["dtype"], r["memory"].get("cap"), *r["memory"]["shape"])
+        group = (where(r), named(r), r["config_hash"], r["split_hash"], memory)
+        by_seed.setdefault(group, {})[r["seed"]] = r  # one record of each seed
+    groups = {group: list(runs.values()) for group, runs in by_seed.items()}
     head = "preset,model,T,seen,seeds,bound,± std,bits/dim,paper_style,± std,KL z,KL y,floats"
     rows = [list[str](head.split(","))]
 
