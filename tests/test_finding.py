@@ -74,6 +74,14 @@ def test_what_was_not_written_is_none_of_what_was(digits: Kpp, glyphs: torch.Ten
     assert min(one.none for one in hits[20:]) > 0.9
 
 
+def test_a_cue_of_which_nothing_is_visible_leaves_the_prior(digits: Kpp, glyphs: torch.Tensor):
+    memory, nothing = digits.write(glyphs[:8]), torch.zeros(glyphs.shape[-2:])
+    for shifts in (0, 1):
+        hits = digits.find(memory, glyphs[3], observed=nothing, shifts=shifts, k=8, prior_none=0.2)
+        assert hits.none == pytest.approx(0.2, abs=1e-4)
+        assert hits.probabilities == pytest.approx([0.1] * 8, abs=1e-4)
+
+
 def test_one_cue_is_as_one_of_many(digits: Kpp, glyphs: torch.Tensor):
     memory = digits.write(glyphs[:20])
     many, one = digits.find(memory, glyphs[5:7], k=2), digits.find(memory, glyphs[6], k=2)

@@ -154,7 +154,7 @@ class _Binary:
     def chunk(self) -> int:
         """Pictures scored at once."""
         cells = sum(own.shape[1] for own in self.members)
-        return min(_CHUNK, max(16, _COUNTS // (256 * cells)))
+        return min(_CHUNK, max(16, _COUNTS // (256 * max(1, cells))))  # no cells: nothing is visible
 
     def score(
         self, pictures: Pictures, owner: Int[Tensor, " K"], shifts: Int[Tensor, " K"] | None
