@@ -212,6 +212,13 @@ def test_what_is_no_record_is_refused(tmp_path: Path):
         read_measurement(tmp_path / "b.json")
 
 
+def test_a_folder_that_cannot_be_made_is_refused_before_measuring(tmp_path: Path, capsys):
+    (tmp_path / "file").touch()
+    assert main(["bench", *SMALL, "--results", str(tmp_path / "file")]) == 2
+    error = capsys.readouterr().err
+    assert "cannot write to folder" in error and error.count("\n") == 1  # no line "measuring"
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path, capsys):
     tmp_path.chmod(0o500)

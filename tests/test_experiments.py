@@ -109,6 +109,19 @@ def test_the_command_lists_and_refuses(capsys):
         assert message in error and error.count("\n") == 1
 
 
+def test_a_folder_that_cannot_be_made_is_refused_before_an_experiment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+):
+    def fail(*_: object) -> None:
+        raise AssertionError("it was run")
+
+    monkeypatch.setattr("kanerva.lab.harness.perform", fail)
+    (tmp_path / "file").touch()
+    words = ["reproduce", "spatial-transformer", "--quick", "--out"]
+    assert main([*words, str(tmp_path / "file")]) == 2
+    assert "cannot write to folder" in capsys.readouterr().err
+
+
 def test_the_spatial_transformers_example(tmp_path: Path, capsys):
     out = ["--out", str(tmp_path), "--runs", str(tmp_path / "runs")]
     assert main(["reproduce", "spatial-transformer", "--quick", *out]) == 0

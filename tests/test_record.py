@@ -133,14 +133,24 @@ def test_a_record_is_not_replaced_by_another_configuration_or_a_part(record: dic
         file_record(record | {"config_hash": "other"}, tmp_path)
     with pytest.raises(UserError, match="a partial record does not replace it"):
         file_record(record | {"partial": True}, tmp_path)
-    with pytest.raises(UserError, match="another memory"):
-        file_record(record | {"memory": record["memory"] | {"dtype": "int8"}}, tmp_path)
+    for other in ({"dtype": "int8"}, {"shape": [3, 16, 16]}, {"cap": 51}):
+        with pytest.raises(UserError, match="another memory"):
+            file_record(record | {"memory": record["memory"] | other}, tmp_path)
     again = record["memory"] | {"sum_bits_per_dim": 9.0}  # the same memory, another day's bound
     assert file_record(record | {"memory": again}, tmp_path) == path
     file_record(record, tmp_path)
     assert read_record(path) == record
     named = file_record(record | {"config_hash": "other", "variant": "wide"}, tmp_path)
     assert named.name == "kpp-paper-wide-s0.json"
+
+
+def test_a_part_is_replaced_by_as_large_a_part_or_the_whole_split(record: dict, tmp_path: Path):
+    part = record | {"partial": True, "n_episodes": 4}
+    path = file_record(part, tmp_path)
+    with pytest.raises(UserError, match="covers 4 episodes; a record of 3 does not replace it"):
+        file_record(part | {"n_episodes": 3}, tmp_path)
+    for larger in (part, part | {"n_episodes": 5}, record):
+        assert read_record(file_record(larger, tmp_path)) == larger == read_record(path)
 
 
 def test_a_record_that_could_not_be_saved_is_refused_before_scoring(
@@ -159,6 +169,11 @@ def test_a_record_that_could_not_be_saved_is_refused_before_scoring(
     file_record(record | {"config_hash": "other"}, tmp_path / "other")
     with pytest.raises(UserError, match="another configuration"):
         evaluate(run, model, **where | {"results": tmp_path / "other"})
+    for folder in ("file", "half"):  # the folder itself, and that of its preset, cannot be made
+        (tmp_path / "half").mkdir(exist_ok=True)
+        (tmp_path / ("file" if folder == "file" else "half/mnist")).touch()
+        with pytest.raises(UserError, match="cannot write to folder"):
+            evaluate(run, model, **where | {"results": tmp_path / folder})
     for how in ({"variant": "rounded", "memory_dtype": "int8"}, {}):  # these could be saved
         with pytest.raises(AssertionError, match="it was scored"):
             evaluate(run, model, **how, **where)

@@ -82,9 +82,12 @@ def run(options: Options, words: list[str]) -> int:
     for config in make_configs(options, "cpu"):  # find mistakes before torch is loaded
         if what == "quality":
             bound_to_reach(options, config.preset)
+    from kanerva.evaluation.records import make_folder, write_record
+
+    if options["results"] is not None:
+        make_folder(Path(options["results"]))
     import torch
 
-    from kanerva.evaluation.records import write_record
     from kanerva.lab.benchmark.report import draw, table
     from kanerva.lab.benchmark.timing import measurement
     from kanerva.pictures import write_picture

@@ -39,6 +39,7 @@ def run(options: dict[str, Any], words: list[str]) -> int:
         raise UserError("name one: kanerva reproduce NAME; kanerva reproduce --list shows them")
     if options["quick"] and options["preset"] not in (None, "glyphs"):
         raise UserError("--quick runs on glyphs: leave out --preset")
+    from kanerva.evaluation.records import make_folder
     from kanerva.lab.experiments import NAMES, experiment
     from kanerva.lab.harness import describe, perform
     from kanerva.provenance import command
@@ -47,7 +48,9 @@ def run(options: dict[str, Any], words: list[str]) -> int:
         print(list_experiments())
         return 0
     names = list(NAMES) if options["name"] == "all" else [str(options["name"])]
-    for chosen in [experiment(name) for name in names]:
+    experiments = [experiment(name) for name in names]
+    make_folder(Path(options["out"]))
+    for chosen in experiments:
         for lab in make_labs(chosen, options):
             typed = command(["reproduce", *(chosen.name if w == "all" else w for w in words)])
             record = perform(chosen, lab, Path(options["out"]), typed)

@@ -25,7 +25,7 @@ from kanerva.evaluation.costs import (
     memory_size,
     score_and_size,
 )
-from kanerva.evaluation.records import SCHEMA, check_record, place_record
+from kanerva.evaluation.records import SCHEMA, check_record, make_folder, place_record
 from kanerva.evaluation.resized import ResizedMemory
 from kanerva.evaluation.uses import measure_familiarity, measure_generation
 from kanerva.memory.detail import ALL
@@ -80,7 +80,7 @@ def evaluate(
     subject = Subject(config, model.storing_as(memory_dtype), split, episodes, data_root)
     about = describe(subject, run, variant)
     if results is not None:
-        place_record(about, results)
+        make_folder(place_record(about, results).parent)
     headline, bits_per_image = score_headline(subject, run)
     readout = model.readout_shapes
     record = {

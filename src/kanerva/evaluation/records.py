@@ -268,6 +268,11 @@ def place_record(record: dict[str, Any], results: Path) -> Path:
             raise UserError(f"{path} is of another memory: give this one a --variant name")
         if record["partial"] and not there["partial"]:
             raise UserError(f"{path} covers the whole split; a partial record does not replace it")
+        if record["partial"] and there["n_episodes"] > record["n_episodes"]:
+            raise UserError(
+                f"{path} covers {there['n_episodes']} episodes; a record of "
+                f"{record['n_episodes']} does not replace it"
+            )
     return path
 
 
@@ -278,12 +283,17 @@ def file_record(record: dict[str, Any], results: Path) -> Path:
     return path
 
 
+def make_folder(folder: Path) -> None:
+    """Make a folder for records, with an error of one line. Commands do so before they compute."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot write to folder {folder}: {reason(error)}") from error
+
+
 def write_record(record: dict[str, Any], path: Path) -> None:
     """Write a record as JSON, atomically."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot write record {path}: {reason(error)}") from error
+    make_folder(path.parent)
     write_whole(path, json.dumps(record, indent=2) + "\n")
 
 

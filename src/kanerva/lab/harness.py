@@ -24,7 +24,7 @@ from kanerva.config import KppConfig, KppEmptyConfig, ModelConfig, RunConfig
 from kanerva.data import ImageSet
 from kanerva.data.splits import load_split
 from kanerva.errors import UserError
-from kanerva.evaluation.records import write_record
+from kanerva.evaluation.records import make_folder, write_record
 from kanerva.models.base import MemoryModel
 from kanerva.models.loading import PRETRAINED, load, shipped_versions
 from kanerva.pictures import write_picture
@@ -288,10 +288,7 @@ def save_picture(finding: Finding, path: Path) -> list[str]:
     """Save the picture beside the record. Return a list of its name, empty without a picture."""
     if finding.picture is None:
         return []
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}") from error
+    make_folder(path.parent)
     write_picture(finding.picture, path)
     return [path.name]
 
