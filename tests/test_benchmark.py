@@ -15,13 +15,14 @@ from kanerva.cli import main
 from kanerva.cli.bench import make_configs
 from kanerva.config import RunConfig
 from kanerva.errors import UserError
+from kanerva.evaluation.bound import Score
 from kanerva.evaluation.costs import flop_per_image
 from kanerva.lab.benchmark import quality, report
 from kanerva.lab.benchmark.throughput import random_episodes
 from kanerva.lab.benchmark.timing import matrix_rate, read_measurement, timed
 from kanerva.models import build
 from kanerva.presets import preset, with_options
-from kanerva.training.loop import train
+from kanerva.training.loop import Outcome, train
 
 CPU = torch.device("cpu")
 
@@ -148,6 +149,25 @@ def test_time_to_a_bound_counts_from_the_start(tmp_path: Path, small_run, mnist_
         | {"rows": [row | {"note": "cold"}]}
     )
     assert "below 500.0 nats after" in line and "cold" in line
+    assert "start of the process" not in line
+
+
+def test_only_the_first_time_to_a_bound_includes_the_start_of_the_process(
+    monkeypatch: pytest.MonkeyPatch, capsys
+):
+    """Else the second row's time includes the first row's."""
+    clock = iter((100.0, 110.0, 170.0))  # end of the first row; begin and end of the second
+    outcome = Outcome("bound", 1, 1, 9.0, 1)
+    score = Score(9.0, 9.0, 0.0, 0.0, 0.1, 50)
+    for name, found in (("train", outcome), ("load", torch.nn.Module()), ("bound", score)):
+        monkeypatch.setattr(quality, name, lambda *_, found=found, **__: found)
+    monkeypatch.setattr(torch.nn.Module, "device", CPU, raising=False)
+    monkeypatch.setattr(quality, "since_start", lambda: next(clock))
+    words = ["--preset", "glyphs", "--model", "kpp,vae", "--until", "9", "--device", "cpu"]
+    assert main(["bench", "quality", *words]) == 0
+    said = capsys.readouterr().out
+    assert "after 100.0 s" in said and "after 60.0 s" in said
+    assert said.endswith("the first time includes the start of the process\n")
 
 
 def row(**changes) -> dict:

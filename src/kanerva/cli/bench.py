@@ -156,9 +156,12 @@ def measure_agreement(options: Options, device: "torch.device", config: RunConfi
 
 
 def measure_quality(options: Options, device: "torch.device", config: RunConfig) -> list[Row]:
-    from kanerva.lab.benchmark.quality import time_to_bound
+    from kanerva.lab.benchmark.quality import since_start, time_to_bound
     from kanerva.training.step import form_of
 
+    # the first row includes the start of the process, as a user who trains one model sees it
+    first = config == make_configs(options, device.type)[0]
+    since = 0.0 if first else since_start()
     steps, execution = options["steps"] or config.steps, options["execution"] or config.execution
     config = replace(config, steps=steps, execution=execution)
     form = form_of(execution, device)
@@ -170,6 +173,7 @@ def measure_quality(options: Options, device: "torch.device", config: RunConfig)
             every=options["every"],
             data_root=get_data_root(options),
             accelerator=device.type,
+            since=since,
         )
     note = ", ".join(part for part in (form, config.precision, options["note"]) if part)
     return [row | {"form": form, "note": note}]

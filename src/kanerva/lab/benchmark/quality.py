@@ -33,16 +33,17 @@ def time_to_bound(
     every: int,
     data_root: Path | None,
     accelerator: str,
+    since: float = 0.0,
 ) -> dict[str, Any]:
     """Train until the validation bound reaches the target, then score the test split.
 
-    The whole validation split is scored every `every` steps. `seconds` is the time from the start
-    of the process to the end of training.
+    The whole validation split is scored every `every` steps. `seconds` is the time from `since`,
+    in seconds after the start of the process, to the end of training.
     """
     count = len(load_split(config, "validation", data_root)) // config.episode_length
     config = replace(config, validate_every=every, validate_episodes=max(count, 1))
     outcome = train(config, run, until=target, data_root=data_root, accelerator=accelerator)
-    seconds = since_start()
+    seconds = since_start() - since
     model = load(run, device=accelerator)
     episodes = fixed_episodes(config, load_split(config, "test", data_root), model.device)
     test = bound(model, episodes)
