@@ -153,8 +153,8 @@ class _Binary:
     @property
     def chunk(self) -> int:
         """Pictures scored at once."""
-        cells = sum(own.shape[1] for own in self.members)
-        return min(_CHUNK, max(16, _COUNTS // (256 * max(1, cells))))  # no cells: nothing is visible
+        cells = sum(own.shape[1] for own in self.members)  # 0 if nothing is visible
+        return min(_CHUNK, max(16, _COUNTS // (256 * max(1, cells))))
 
     def score(
         self, pictures: Pictures, owner: Int[Tensor, " K"], shifts: Int[Tensor, " K"] | None
