@@ -205,6 +205,48 @@ def test_large_stores_rank_by_product_quantisation(
     assert len(codes) == 60 and not codes[30].any() and codes[31].any()
 
 
+@pytest.fixture
+def small_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stores of more than 20 images use product quantisation."""
+    pytest.importorskip("faiss")
+    monkeypatch.setattr(index, "EXACT", 20)
+
+
+def test_freed_images_take_no_place_among_the_candidates(
+    tmp_path: Path, model, glyphs: torch.Tensor, small_exact
+):
+    """A cue of ink alone fits a row of zeros better than most images."""
+    store = Store(tmp_path / "a.kanerva", model=model)
+    store.add(torch.cat([glyphs, glyphs[:40]]))
+    cue, whole = torch.ones_like(glyphs[0]), torch.ones(glyphs.shape[-2:])
+    store.find(cue)  # makes the index
+    store.free(range(1, 77))
+    for opened in (store, Store(store.path, model=model)):  # codes in memory, and in the file
+        assert set(opened.find(cue, observed=whole, noise="none", k=24).ids) == {*range(77, 101)}
+        assert opened.find(glyphs[37], observed=whole, noise="none", k=1).ids == [98]
+
+
+def test_a_large_index_is_made_again_only_if_ids_have_changed(
+    tmp_path: Path, model, glyphs: torch.Tensor, small_exact, monkeypatch: pytest.MonkeyPatch
+):
+    import faiss
+
+    store, made, fetched = Store(tmp_path / "a.kanerva", model=model), [], []
+    build, fetch = faiss.IndexPQFastScan, store._index._fetch
+    monkeypatch.setattr(faiss, "IndexPQFastScan", lambda codes: made.append(1) or build(codes))
+    store._index._fetch = lambda ids: fetched.extend(ids.tolist()) or fetch(ids)
+    store.add(glyphs[:40])
+    for _ in range(2):
+        assert store.find(glyphs[7])[0].id == 8
+    assert len(made) == 1 and set(fetched) == {*range(1, 41)}
+    fetched.clear()
+    store.free([40, 3])  # the newest too: its row stays, so no other needs to be encoded
+    for _ in range(2):
+        assert store.find(glyphs[7])[0].id == 8
+        store.verify()
+    assert len(made) == 2 and not fetched
+
+
 @pytest.mark.parametrize(
     ("damage", "says"),
     [

@@ -27,7 +27,8 @@ _TRAIN, _CHUNK = 20_000, 8192  # pictures that the quantiser is trained on; pict
 
 
 class Index:
-    """An index over rows 0 .. n - 1, where row r is id r + 1. Freed rows are never returned."""
+    """An index over the stored ids. Row r of the file of codes is id r + 1; the search in memory
+    has the codes of stored ids alone, because freed rows, all zeros, would crowd out others."""
 
     def __init__(
         self,
@@ -49,12 +50,11 @@ class Index:
 
     def update(self, ids: np.ndarray, last: int) -> None:
         """Index the stored `ids`, in order; `last` is the last id ever issued."""
-        if ids is self._ids:
-            return
-        if len(ids) <= EXACT:
-            self._update_exact(ids)
-        else:
-            self._update_codes(last)
+        if not np.array_equal(ids, self._ids):
+            if len(ids) <= EXACT:
+                self._update_exact(ids)
+            else:
+                self._update_codes(ids, last)
         self._ids = ids
 
     @property
@@ -72,13 +72,13 @@ class Index:
         self._features = Features(torch.cat(parts), self._image) if parts else None
         self._fast = None
 
-    def _update_codes(self, last: int) -> None:
+    def _update_codes(self, ids: np.ndarray, last: int) -> None:
         import faiss
 
         self._load()
         codes = self._codes
         if codes is None or codes.ntotal > last:
-            sample = np.random.default_rng(0).choice(last, min(_TRAIN, last), replace=False) + 1
+            sample = np.random.default_rng(0).choice(ids, min(_TRAIN, len(ids)), replace=False)
             vectors = self._vectors(np.sort(sample))
             codes = faiss.IndexPQ(
                 vectors.shape[1], vectors.shape[1] // 8, 4, faiss.METRIC_INNER_PRODUCT
@@ -92,9 +92,22 @@ class Index:
         if codes.ntotal > before:
             with suppress(UserError):  # no disk space, or another writer: it is saved later
                 self._save()
-        if codes.ntotal > before or self._fast is None:
-            self._fast = faiss.IndexPQFastScan(codes)  # pyright: ignore[reportArgumentType]
-        self._features = None
+        self._features = self._fast = None  # before another is made, to save memory
+        self._fast = self._fast_scan(ids)
+
+    def _fast_scan(self, ids: np.ndarray) -> Any:
+        """A search over the codes of these ids alone."""
+        import faiss
+
+        every = self._codes
+        if len(ids) == every.ntotal:
+            return faiss.IndexPQFastScan(every)
+        table = faiss.rev_swig_ptr(every.codes.data(), every.codes.size())  # not a copy
+        codes: Any = faiss.IndexPQ(every.d, every.pq.M, 4, faiss.METRIC_INNER_PRODUCT)
+        codes.pq = every.pq
+        faiss.copy_array_to_vector(table.reshape(every.ntotal, -1)[ids - 1].ravel(), codes.codes)
+        codes.ntotal, codes.is_trained = len(ids), True
+        return faiss.IndexPQFastScan(codes)
 
     def _vectors(self, ids: np.ndarray) -> np.ndarray:
         vectors = self._fetch(ids).features.numpy()
@@ -123,10 +136,7 @@ class Index:
         if self._codes is not None:  # the store is large, or was
             self._save()
         if self._fast is not None:
-            import faiss
-
-            self._ids = held
-            self._fast = faiss.IndexPQFastScan(self._codes)  # pyright: ignore[reportArgumentType]
+            self._ids, self._fast = self._ids[:0], None  # the next `update` makes it again
         elif self._features is not None:
             self.update(held, int(held[-1]) if len(held) else 0)
 
@@ -172,7 +182,5 @@ class Index:
         products, rows = (v.reshape(groups, shifts * count) for v in (products, rows))
         best = np.argsort(-products, axis=1)[:, :count]  # over all shifts
         pairs = np.stack([np.take_along_axis(rows, best, 1), best // count]).reshape(2, -1)
-        ids, shift = np.unique(pairs[:, pairs[0] >= 0], axis=1) + np.array([[1], [0]])
-        place = np.searchsorted(self._ids, ids).clip(max=len(self._ids) - 1)
-        held = self._ids[place] == ids
-        return Candidates(torch.from_numpy(place[held]), torch.from_numpy(shift[held]))
+        place, shift = np.unique(pairs[:, pairs[0] >= 0], axis=1)
+        return Candidates(torch.from_numpy(place), torch.from_numpy(shift))

@@ -117,6 +117,7 @@ class Store:
         self._levels = LevelsFile(self._beside("levels"), int(np.prod(image)), seal)
         self._index = Index(self._beside("index"), image, seal, self._pictures, self._alone)
         self._ids, self._freed, self._version = np.zeros(0, dtype=np.int64), set[int](), None
+        self._last = 0  # the last id ever issued
         self._sync()
 
     def _written_with(self) -> str:
@@ -131,8 +132,8 @@ class Store:
     def _sync(self) -> None:
         """Update the ids if this or another process has written."""
         if (version := self._db.version()) != self._version:
-            last, freed = self._db.state()
-            self._freed, self._ids = set(freed), live_ids(last, freed)
+            self._last, freed = self._db.state()
+            self._freed, self._ids = set(freed), live_ids(self._last, freed)
             self._version = version
 
     @torch.no_grad()
@@ -218,7 +219,7 @@ class Store:
             self._sync()
             freed = self._freed
             try:
-                self._index.update(self._ids, int(self._ids[-1]) if len(self._ids) else 0)
+                self._index.update(self._ids, self._last)
                 hits = search(cues, self._held(), k=k, prior_none=prior_none)
                 return hits if cue.ndim == 4 else hits[0]
             except UserError:
