@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import kanerva
 from kanerva.cli import main
 
 SOURCE = Path(__file__).parents[1] / "src"
@@ -27,6 +28,28 @@ def test_one_call_of_each_verb_is_timed(tmp_path: Path, capsys: pytest.CaptureFi
     assert main(["bench", "latency", "--preset", "glyphs", "--held", "100000"]) == 2
     assert "test images" in capsys.readouterr().err
     assert main(["bench", "latency", "--preset", "cifar10"]) == 2  # none ships
+
+
+def test_latency_is_of_shipped_models_only_and_each_row_names_its_own(
+    tmp_path: Path,
+    mnist_root: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    monkeypatch.setenv("KANERVA_DATA", str(mnist_root))
+    words = ["bench", "latency", "--held", "2", "--steps", "1", "--device", "cpu"]
+    words += ["--preset", "glyphs,mnist", "--results", str(tmp_path)]
+    assert main([*words, "--model", "vae"]) == 2
+    error = capsys.readouterr().err
+    assert "leave out --model" in error and error.count("\n") == 1
+    assert main(words) == 0
+    record = json.loads((tmp_path / "latency-glyphs-mnist.json").read_text())
+    own = {name: kanerva.load(name).config.name for name in ("glyphs", "mnist")}
+    assert {row["preset"]: row["model"] for row in record["rows"]} == own
+    assert record["model"] == ",".join(dict.fromkeys(own.values()))
+    lines = capsys.readouterr().out.splitlines()
+    for name, model in own.items():
+        assert sum(line.split()[:2] == [name, model] for line in lines) == len(record["rows"]) / 2
 
 
 @pytest.mark.parametrize(

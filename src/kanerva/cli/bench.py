@@ -48,7 +48,7 @@ def make_parser(words: list[str]) -> Parser:
     )
     parser.add_option("what", type=Measurement, nargs="?", default="throughput")
     parser.add_option("--preset", type=str, default="mnist", help="one or several presets")
-    parser.add_option("--model", type=str, default="kpp", help="one or several models")
+    parser.add_option("--model", type=str | None, help="one or several models; default: kpp")
     execution = "one or several forms of a step; default: all that run on this machine"
     parser.add_option("--execution", type=str | None, help=execution)
     parser.add_option("--episode-length", type=str | None, help="T, one or several values")
@@ -77,6 +77,12 @@ def run(options: Options, words: list[str]) -> int:
     """Measure, print a table, save a record."""
     require_at_least(options, 1, "images", "steps", "every")
     what = options["what"]
+    if what == "latency" and options["model"] is not None:
+        raise UserError(
+            f"--model {options['model']}: bench latency measures the model shipped for each "
+            "--preset; leave out --model"
+        )
+    options = options | {"model": options["model"] or "kpp"}
     if os.environ.get("WORLD_SIZE", "1") != "1":
         raise UserError("bench measures one process: start it without torchrun")
     for config in make_configs(options, "cpu"):  # find mistakes before torch is loaded
@@ -100,7 +106,10 @@ def run(options: Options, words: list[str]) -> int:
         for config in make_configs(options, device.type)
         for row in MEASURES[what](options, device, config)
     ]
-    about = {"preset": options["preset"], "model": options["model"], "rows": rows}
+    model = options["model"]
+    if what == "latency":  # not asked for, but what was shipped
+        model = ",".join(dict.fromkeys(row["model"] for row in rows))
+    about = {"preset": options["preset"], "model": model, "rows": rows}
     record = measurement(what, device, words, **about)
     print(table(record))
     if options["results"] is not None:
@@ -211,7 +220,8 @@ def measure_latency(options: Options, device: "torch.device", config: RunConfig)
     images = episodes.batch(0, count).images.flatten(0, 1)
     calls, threads = options["steps"] or 10, torch.get_num_threads()
     rows = [row for held in counts for row in latency(model, images, held, calls=calls)]
-    return [row | {"threads": threads} for row in rows]
+    about = {"preset": config.preset, "model": model.config.name, "threads": threads}
+    return [row | about for row in rows]
 
 
 MEASURES = {

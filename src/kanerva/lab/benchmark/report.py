@@ -104,13 +104,17 @@ def _quality(record: dict[str, Any]) -> list[str]:
 
 
 def _latency(record: dict[str, Any]) -> list[str]:
-    rows = [["verb", "held", "first ms", "ms", "(range)"]]
+    several = "," in record["preset"]
+    rows = [
+        [*(["preset", "model"] if several else []), "verb", "held", "first ms", "ms", "(range)"]
+    ]
     for row in record["rows"]:
         low, high = row["least_ms"], row["most_ms"]
         times = [f"{row['first_ms']:.1f}", f"{row['ms']:.2f}", f"({low:.2f}-{high:.2f})"]
-        rows.append([row["verb"], str(row["held"]), *times])
+        whose = [row["preset"], row["model"]] if several else []
+        rows.append([*whose, row["verb"], str(row["held"]), *times])
     return [
-        *columns(rows, left=1).splitlines(),
+        *columns(rows, left=3 if several else 1).splitlines(),
         "",
         f"{record['preset']}, {record['rows'][0]['threads']} threads; one image or cue a call, "
         "cues show their upper half. first: in a memory not read before, which decodes its blocks",
