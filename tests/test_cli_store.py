@@ -111,6 +111,22 @@ def test_lists_and_globs(store: str, folder: Path, monkeypatch, capsys):
     assert json.loads(capsys.readouterr().out)["added"] == 2
 
 
+def test_a_file_whose_name_is_also_a_pattern_is_taken_by_its_name(
+    store: str, folder: Path, tmp_path: Path, capsys
+):
+    """Browsers name a second download photo[1].png; as a pattern that is photo1.png."""
+    named, other = tmp_path / "photo[1].png", tmp_path / "photo1.png"
+    for path, number in ((named, 5), (other, 6)):
+        path.write_bytes((folder / f"glyph-{number:02}.png").read_bytes())
+    assert main(["store", "find", store, str(named), "--json"]) == 0
+    (answer,) = json.loads(capsys.readouterr().out)
+    assert answer["cue"] == str(named) and answer["hits"][0]["id"] == 6
+    assert main(["store", "add", store, str(named), str(tmp_path / "photo[12].png")]) == 0
+    assert main(["store", "get", store, "13", "14", "--json"]) == 0
+    added = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert [row["payload"] for row in added] == [str(named), str(other)]
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [

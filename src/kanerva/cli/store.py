@@ -241,7 +241,8 @@ def list_files(words: list[str]) -> list[Path]:
         if Path(name).is_dir():
             files += [file for _, file in image_files(Path(name))]
         else:
-            files += [Path(found) for found in sorted(glob(name))] or [Path(name)]
+            found = [] if Path(name).exists() else sorted(glob(name))  # photo[1].png is a name
+            files += map(Path, found or [name])
     if not files:
         raise UserError("no images given: name image files, folders or globs")
     return files
