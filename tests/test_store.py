@@ -123,6 +123,27 @@ def test_a_twin_that_stays_is_no_trace(tmp_path: Path, model, glyphs: torch.Tens
     assert store.find(glyphs[1])[0].id == 2
 
 
+@pytest.mark.parametrize("payload", ["photo-1.png", "AUTOINCREMENT", "fingerprint"])
+def test_a_part_of_what_stays_is_no_trace(
+    payload: str, tmp_path: Path, model, glyphs: torch.Tensor
+):
+    """The search finds these bytes in another payload, or in what every store's file has."""
+    store = Store(tmp_path / "a.kanerva", model=model)
+    store.add(glyphs[:2], [payload, "scans/photo-1.png"])
+    assert store.free(1).found == 0 and store.verify().ids == []
+
+
+def test_bytes_that_nothing_stored_explains_are_a_trace(
+    tmp_path: Path, model, glyphs: torch.Tensor
+):
+    store = Store(tmp_path / "a.kanerva", model=model)
+    store.add(glyphs[:2], ["scans/photo-1.png", "photo-1.png"])
+    with sqlite3.connect(store.path) as db:
+        db.execute("INSERT INTO about VALUES ('note', 'scans/photo-1.png')")
+    db.close()
+    assert store.free(1).found == 1 and store.verify().ids == [1]
+
+
 def test_free_waits_for_readers_then_says_so(
     tmp_path: Path, model, glyphs: torch.Tensor, monkeypatch
 ):

@@ -262,15 +262,13 @@ class Database:
             if count != last:
                 raise self._damaged(f"{last} images were added, but {count} are there")
 
-    def shares(self, blocks: Sequence[bytes], payloads: Sequence[bytes]) -> set[bytes]:
-        """Which of these blocks and payloads also occur in rows that are not freed."""
-        shared: set[bytes] = set()
+    def shares(self, needles: Sequence[bytes]) -> set[bytes]:
+        """Which of these byte strings also occur in what is not freed: as a part of a block or a
+        payload, as a search of the file finds them, or of what each store has."""
+        always = (_TABLES + " ".join([*self.about, *self.about.values()])).encode()
+        within = "SELECT EXISTS (SELECT 1 FROM items WHERE instr(block, ?1) OR instr(payload, ?1))"
         with self.plain_errors():
-            for column, values in (("block", blocks), ("payload", payloads)):
-                for value in values:
-                    if self._one(f"SELECT count(*) FROM items WHERE {column} = ?", value):
-                        shared.add(value)
-        return shared
+            return {one for one in needles if one in always or self._one(within, one)}
 
     def search(self, needles: Sequence[bytes]) -> set[bytes]:
         """Which of these byte strings occur anywhere in the file."""

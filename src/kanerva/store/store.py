@@ -288,13 +288,9 @@ class Store:
         size = self._db.erase(named)
         self._scrub(named)
         emptied = self._db.checkpoint()
-        blocks = [row[1] for row in rows if len(row[1]) >= _SHORT]
-        texts = [row[2] for row in rows if len(row[2]) >= _SHORT]
-        found = self._search_files([*blocks, *texts])
-        shared = self._db.shares(
-            [block for block in blocks if block in found], [text for text in texts if text in found]
-        )
-        left = len(found - shared) + self._levels.holds(named)
+        needles = [value for row in rows for value in row[1:] if len(value) >= _SHORT]
+        found = self._search_files(needles)
+        left = len(found - self._db.shares(list(found))) + self._levels.holds(named)
         if emptied and not left:
             self._db.confirm_erased(named)
             self._db.checkpoint()
@@ -322,7 +318,8 @@ class Store:
         return found
 
     def verify(self) -> Receipt:
-        """Read everything: refuse a damaged file, repair caches, finish pending erasures."""
+        """Read everything: refuse a damaged file, repair caches, finish pending erasures. These
+        were searched for when they were freed; here nothing is, so `found` is 0."""
         with self._db.plain_errors():
             self._db.check()
             self._sync()
