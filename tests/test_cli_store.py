@@ -8,6 +8,7 @@ import pytest
 from PIL import Image
 
 from kanerva.cli import main
+from kanerva.store.store import Receipt, Store
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +58,20 @@ def test_add_find_get_free(store: str, folder: Path, tmp_path: Path, capsys):
     assert main(["store", "info", store, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["images"] == 10
     assert main(["store", "verify", store]) == 0
+
+
+def test_what_is_left_of_a_freed_image_is_an_error(store: str, monkeypatch, capsys):
+    left = Receipt([1], bytes=30, found=2, pending=False)
+    monkeypatch.setattr(Store, "free", lambda self, ids: left)
+    assert main(["store", "free", store, "1"]) == 2
+    said = capsys.readouterr()
+    assert "found afterwards    2" in said.out
+    assert "2 freed pieces are still in a file" in said.err and said.err.count("\n") == 1
+
+
+def test_verify_reports_no_search_that_it_does_not_make(store: str, capsys):
+    assert main(["store", "verify", store, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"freed": 0, "pending": False}
 
 
 def test_files_that_cannot_be_read_are_skipped(store: str, folder: Path, tmp_path: Path, capsys):

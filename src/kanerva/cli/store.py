@@ -169,13 +169,25 @@ def get(store: "Store", options: dict[str, Any]) -> int:
 
 
 def free(store: "Store", options: dict[str, Any]) -> int:
-    """Free ids, and report what was overwritten."""
-    return report(store.free(read_ids(options["words"])), options)
+    """Free ids, and report what was overwritten. Exit code 2 if freed bytes are left in a file."""
+    receipt = store.free(read_ids(options["words"]))
+    sizes = {"bytes overwritten": receipt.bytes, "found afterwards": receipt.found}
+    show({"freed": len(receipt.ids), **sizes, "pending": receipt.pending}, options)
+    require_erased(receipt, options)
+    if receipt.found:
+        raise UserError(
+            f"{options['store']}: {receipt.found} freed pieces are still in a file; "
+            "`kanerva store verify` erases them again"
+        )
+    return 0
 
 
 def verify(store: "Store", options: dict[str, Any]) -> int:
     """Check the whole store, and finish pending frees."""
-    return report(store.verify(), options)
+    receipt = store.verify()
+    show({"freed": len(receipt.ids), "pending": receipt.pending}, options)
+    require_erased(receipt, options)
+    return 0
 
 
 def info(store: "Store", options: dict[str, Any]) -> int:
@@ -184,23 +196,13 @@ def info(store: "Store", options: dict[str, Any]) -> int:
     return 0
 
 
-def report(receipt: "Receipt", options: dict[str, Any]) -> int:
-    """Print a receipt. Exit code 2 if freed bytes are not yet overwritten everywhere."""
-    show(
-        {
-            "freed": len(receipt.ids),
-            "bytes overwritten": receipt.bytes,
-            "found afterwards": receipt.found,
-            "pending": receipt.pending,
-        },
-        options,
-    )
+def require_erased(receipt: "Receipt", options: dict[str, Any]) -> None:
+    """Raise an error if freed bytes are not yet overwritten everywhere."""
     if receipt.pending:
         raise UserError(
             f"{options['store']}: another process still reads the log; `kanerva store verify` "
             "finishes this"
         )
-    return 0
 
 
 def show(values: dict[str, Any], options: dict[str, Any]) -> None:
