@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from kanerva.evaluation.frechet import FeatureExtractor
 from kanerva.lab.experiments import (
     Lab,
     experiment,
@@ -20,6 +21,7 @@ from kanerva.lab.experiments.measures import (
     interval,
     is_blurred,
     mean_distance,
+    over_memories,
     rms,
     sharpness,
 )
@@ -93,6 +95,8 @@ def test_a_summary_is_mean_and_interval():
     found = interval(torch.tensor([1.0, 2.0, 3.0, 4.0]))
     assert found["mean"] == 2.5
     assert found["ci95"] == pytest.approx(1.96 * math.sqrt(5 / 3) / 2)
+    memories = over_memories(torch.tensor([0.0, 2.0, 1.0, 5.0]), 2)
+    assert torch.equal(memories, torch.tensor([1.0, 3.0]))
 
 
 def test_rows_that_do_not_move_have_no_change_and_own_themselves():
@@ -177,6 +181,26 @@ def test_random_keys(lab: Lab, tmp_path: Path):
     assert not {"vae, keys alone", "kpp-bits, keys alone", "vae, nothing written"} & set(found)
 
 
+def test_pictures_of_one_group_count_once_in_the_error_of_random_keys(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+):
+    """If they are all the same, only the number of groups makes a mean more certain."""
+    calls = iter(range(10**6))
+
+    def measure(made: torch.Tensor, *_: object) -> random_keys.Values:
+        value = float(next(calls))
+        alike = torch.full((len(made),), value)
+        return {"nearest": alike, "gap": alike, "edges": alike, "apart": alike[:1]}
+
+    monkeypatch.setattr(random_keys, "measure", measure)
+    monkeypatch.setattr(random_keys, "models_for", lambda _: ("kpp-paper",))
+    figures = experiment("random-keys").run(lab).figures
+    found = figures["pictures"]["kpp-paper"]
+    assert found["nearest"] == found["apart"] and figures["n"]["kpp-paper"] == 256
+    groups = torch.arange(8.0) * 2  # one call more in each group: keys alone
+    assert found["nearest"] == interval(groups)
+
+
 def test_the_verdict_on_random_keys_follows_its_figures():
     def verdict(gap: float, alone: float, *more: str) -> str:
         found = {name: {"gap": {"mean": gap, "ci95": 0.005}} for name in (*MODELS, *more)}
@@ -207,6 +231,17 @@ def test_vae_vs_kpp(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert all(found[name]["drawn"]["distance"] > 2 * real for name in MODELS)  # untrained
     assert found["training images"]["grey"]["mean"] == 0 < found["vae"]["grey"]["mean"]
     assert all(found[name]["expected"]["error"] > 0 for name in MODELS)
+
+
+def test_samples_of_one_memory_count_once_in_the_error_of_sharpness():
+    level = torch.tensor([0.1, 0.2, 0.4])
+    alike = level.repeat_interleave(vae_vs_kpp.DRAWN)
+    pictures = alike.view(-1, 1, 1, 1).expand(-1, 1, 6, 6)
+    eye = object.__new__(FeatureExtractor)  # for Fréchet distances, of which there are none
+    judge = vae_vs_kpp.Judge(eye, torch.zeros(2, 2), True)
+    scores = judge.score(pictures, alike, noise())
+    assert scores["nearest"] == pytest.approx(interval(level))
+    assert scores["grey"]["ci95"] == pytest.approx(interval(4 * level * (1 - level))["ci95"])
 
 
 def test_the_verdict_on_samples_can_say_no():

@@ -245,6 +245,28 @@ def test_iterative_measures_are_those_of_its_pictures(lab: Lab, found: dict[str,
     assert iterative.spread(pair) == pytest.approx(0.5)
 
 
+def test_pictures_of_one_memory_count_once_in_an_iterative_error(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+):
+    def measure(
+        model: object, memory: object, written: torch.Tensor, steps: torch.Tensor, lab: Lab
+    ) -> dict[str, torch.Tensor]:
+        memories, length = written.shape[:2]
+        level = torch.arange(float(memories)).repeat_interleave(length)
+        level = level * torch.arange(len(steps), 0.0, -1)[:, None]
+        return dict.fromkeys(iterative.MEASURES, level)
+
+    monkeypatch.setattr(iterative, "measure", measure)
+    monkeypatch.setattr(iterative, "STEPS", STEPS)
+    finding = experiment("iterative").run(lab)
+    assert "± standard error over memories" in finding.lines[0]
+    for found in finding.figures["models"].values():
+        memories = torch.arange(found["images"] / found["length"])
+        assert found["bound"][-1] == measures.estimate(memories)
+        assert found["gain"]["grey"] == measures.estimate(STEPS * memories)
+        assert found["written"]["nearest"] == measures.estimate(memories)
+
+
 def test_the_iterative_bound_is_the_models_own(lab: Lab):
     model, written = lab.trained("kpp-bits"), lab.images(8).unflatten(0, (2, 4))
     memory = model.write(written, generator=lab.noise("test"))

@@ -10,7 +10,14 @@ from torch import Tensor
 from kanerva.evaluation.report import columns
 from kanerva.lab.experiments import plots
 from kanerva.lab.experiments.baselines import squared_distances
-from kanerva.lab.experiments.measures import clearly_lower, estimate, greyness, pm
+from kanerva.lab.experiments.measures import (
+    Estimate,
+    clearly_lower,
+    estimate,
+    greyness,
+    over_memories,
+    pm,
+)
 from kanerva.lab.harness import About, Figures, Finding, Lab
 from kanerva.memory.heap import Memory
 from kanerva.models.base import MemoryModel
@@ -80,16 +87,20 @@ def run(lab: Lab) -> Finding:
         values = measure(model, memory, written, steps, lab)
         recalled = model.recall(memory, written, steps=1)  # recall from true images, to compare
         own = measure(model, memory, written, recalled, lab)
+
+        def means(of: Float[Tensor, " n"], length: int = length) -> Estimate:
+            return estimate(over_memories(of, length))
+
         gains = {what: values[what][0] - values[what][-1] for what in MEASURES}
         figures["models"][name] = {
             "length": length,
             "images": first.shape[0] * first.shape[1],
-            "written": {what: estimate(own[what][0]) for what in MEASURES},
+            "written": {what: means(own[what][0]) for what in MEASURES},
             "copies": copies(steps[-1], recalled[0]),
             "spread": [spread(pictures) for pictures in steps],
             # first picture minus last step, image by image
-            "gain": {what: estimate(gain) for what, gain in gains.items()},
-        } | {what: [estimate(step) for step in values[what]] for what in MEASURES}
+            "gain": {what: means(gain) for what, gain in gains.items()},
+        } | {what: [means(step) for step in values[what]] for what in MEASURES}
         pictures[name] = steps[:, 0, :DRAWN].transpose(0, 1)
     return Finding(figures, table(figures), draw(figures, pictures))
 
@@ -102,7 +113,7 @@ def title(name: str, found: dict[str, Any]) -> str:
 def table(figures: Figures) -> list[str]:
     """A block for each model, a row for each step; step 0 is the picture that was drawn."""
     lines = [
-        "± standard error over pictures; distances are root mean square over pixels; greyness is "
+        "± standard error over memories; distances are root mean square over pixels; greyness is "
         "the mean of 4p(1 - p);",
         "spread is between pictures of one memory; the bound is on -ln p(picture | memory), its "
         "pixels rounded.",
@@ -156,7 +167,7 @@ def judge(name: str, found: dict[str, Any]) -> str:
 def draw(figures: Figures, pictures: dict[str, Float[Tensor, "R S C H W"]]) -> Figure:
     """Draw each model's pictures at every step; below, plot the measures."""
     counts = [f"{found['images']} of {name}" for name, found in figures["models"].items()]
-    caption = f"below: means and standard errors over pictures, {', '.join(counts)}"
+    caption = f"below: means and standard errors over memories, {', '.join(counts)}"
     figure = plots.canvas(14.0, 9.6, caption)
     layout: Any = [[name for name in pictures for _ in MEASURES]]  # two above three
     layout.append([what for what in MEASURES for _ in pictures])

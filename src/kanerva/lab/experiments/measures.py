@@ -66,6 +66,12 @@ def estimate(values: Float[Tensor, "n"], error: str = "se") -> Estimate:  # noqa
     return {"mean": values.mean().item(), error: 1.96 * spread if error == "ci95" else spread}
 
 
+def over_memories(values: Float[Tensor, " n"], each: int) -> Float[Tensor, " memories"]:
+    """The mean of each memory's values. Pictures of one memory are alike, so that as independent
+    values they would make errors too small."""
+    return values.unflatten(0, (-1, each)).mean(dim=1)
+
+
 def interval(values: Float[Tensor, " n"]) -> Estimate:
     """A mean and half the width of its 95 % interval."""
     return estimate(values, "ci95")

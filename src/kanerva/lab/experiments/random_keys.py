@@ -63,6 +63,7 @@ def draw(
 def run(lab: Lab) -> Finding:
     count = lab.pick(8, 32)
     values: dict[str, dict[str, list[Tensor]]] = {}
+    sizes: dict[str, int] = {}
     parts = [(f"written into the memory: {SHOWN} of {GROUP}", lab.images(GROUP)[:SHOWN])]
     for name in models_for(lab.preset):
         model, length = train_to_draw(lab, name)
@@ -81,12 +82,14 @@ def run(lab: Lab) -> Finding:
                 made["two written, mixed"] = (written + written.roll(1, dims=0)) / 2
             for label, pictures in made.items():
                 found = measure(pictures, written, others, is_binary(model))
-                for what, value in found.items():
-                    values.setdefault(label, {}).setdefault(what, []).append(value)
+                sizes[label] = sizes.get(label, 0) + len(pictures)
+                for what, value in found.items():  # pictures of one group are not independent
+                    mean = value.mean(dim=0, keepdim=True)
+                    values.setdefault(label, {}).setdefault(what, []).append(mean)
     figures = {
         "memories": count,
         "of": GROUP,
-        "n": {name: sum(map(len, each["nearest"])) for name, each in values.items()},
+        "n": sizes,
         "pictures": {
             name: {what: interval(torch.cat(value)) for what, value in each.items()}
             for name, each in values.items()
@@ -125,7 +128,8 @@ def table(figures: Figures) -> list[str]:
         cells = [pm(found.get(what)) for what in measures]
         rows.append([name, str(figures["n"][name]), *cells])
     return [
-        f"{figures['memories']} memories of {GROUP} images; root mean square over pixels, ± 95 %",
+        f"{figures['memories']} groups of {GROUP} images written; root mean square over pixels, "
+        "± 95 % over groups",
         *columns(rows, left=1).splitlines(),
         f"others farther: by how much the nearest of {GROUP} unwritten images is farther; 0 for a "
         "model without memory;",

@@ -33,7 +33,7 @@ from kanerva.lab.experiments.drawing import (
     models_for,
     train_to_draw,
 )
-from kanerva.lab.experiments.measures import interval, is_blurred, pm, rms, sharpness
+from kanerva.lab.experiments.measures import interval, is_blurred, over_memories, pm, rms, sharpness
 from kanerva.lab.harness import About, Figures, Finding, Lab
 from kanerva.models.base import MemoryModel
 from kanerva.pictures import Pictures, sheet
@@ -89,7 +89,8 @@ class Judge:
             )
             scores[how] = {"distance": frechet(seen, self.reference), "error": error}
         values = {"nearest": near} | sharpness(means, self.binary)
-        return scores | {what: interval(value) for what, value in values.items()}
+        means_of = {what: over_memories(value, DRAWN) for what, value in values.items()}
+        return scores | {what: interval(value) for what, value in means_of.items()}
 
 
 def score_model(
@@ -136,7 +137,12 @@ def run(lab: Lab) -> Finding:
         found |= scores
         parts += shown
     # references for the lowest distance: training images, and two sets of test images
-    near = rms(real[:DRAWN], lab.images(GROUP, "train")).amin(dim=1)
+    near = torch.cat(
+        [
+            rms(images, lab.images(GROUP, "train", skip=group * GROUP)).amin(dim=1)
+            for group, images in enumerate(real.split(DRAWN)[: len(real) // DRAWN])
+        ]
+    )
     training = pixels[:count]
     found["training images"] = judge.score(training, near, lab.noise("others"), drawn=training)
     again = len(real) if in_test >= 2 * len(real) else len(real) // 2
@@ -219,7 +225,8 @@ def table(figures: Figures) -> list[str]:
         f"{figures['samples']} samples each, {DRAWN} for every {GROUP} training images written; "
         f"{figures['test_images']} test images",
         f"features: of a small network trained here on {about}",
-        "± standard error, bootstrap; of edges, greyness and nearest 95 %",
+        "± standard error, bootstrap; of edges, greyness and nearest 95 % over groups of "
+        f"{DRAWN} samples",
         *columns(rows, left=1).splitlines(),
         f"two sets: {again} against {again}; nearest: of the {GROUP} written (for vae: not "
         "written; last: a test image's)",
