@@ -85,8 +85,29 @@ def test_files_that_cannot_be_read_are_skipped(store: str, folder: Path, tmp_pat
     assert main(["store", "find", store, str(broken), good, "--json"]) == 0
     (answer,) = json.loads(capsys.readouterr().out)
     assert answer["cue"] == good and answer["hits"][0]["payload"] == good
-    assert main(["store", "find", store, str(broken)]) == 2
-    assert "1 of 1 files cannot be read" in capsys.readouterr().err
+    for verb in ("add", "find"):
+        for twice in ([str(broken)], [str(broken)] * 2):
+            assert main(["store", verb, store, *twice]) == 2
+            assert "1 of 1 files cannot be read" in capsys.readouterr().err
+
+
+def test_one_image_of_another_size_does_not_end_a_long_add(
+    folder: Path, tmp_path: Path, capsys, monkeypatch
+):
+    """Nor a search. Complete batches were stored before, and a rerun would add them twice."""
+    monkeypatch.setattr("kanerva.cli.store._BATCH", 4)
+    path, small = str(tmp_path / "new.kanerva"), tmp_path / "z-small.png"
+    Image.new("L", (10, 9)).save(small)
+    words = ["store", "add", path, str(folder), str(small), "--model", "glyphs", "--json"]
+    assert main(words) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)["added"] == 12
+    assert "skipped 1 of 13 files" in said.err
+    assert "z-small.png: 10 x 9 where 28 x 28 is needed: use --resize" in said.err
+    good = str(folder / "glyph-03.png")
+    assert main(["store", "find", path, str(small), good, "--json"]) == 0
+    (answer,) = json.loads(capsys.readouterr().out)
+    assert answer["cue"] == good and answer["hits"][0]["payload"] == good
 
 
 def test_a_mistake_makes_no_store(folder: Path, tmp_path: Path, capsys):
@@ -148,6 +169,7 @@ def test_a_file_whose_name_is_also_a_pattern_is_taken_by_its_name(
         (["add", "new.kanerva", "PICTURES"], "--model NAME"),
         (["find", "new.kanerva", "PICTURES"], "no store at new.kanerva"),
         (["add", "STORE", "absent.png"], "'absent.png': no such file"),
+        (["find", "STORE", "PICTURES", "absent.png"], "'absent.png': no such file"),
         (["add", "STORE"], "no images given"),
         (["get", "STORE", "99"], "does not hold id 99"),
         (["free", "STORE", "six"], "ids are numbers, got 'six'"),

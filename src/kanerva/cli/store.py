@@ -58,11 +58,11 @@ def run(options: dict[str, Any], words: list[str]) -> int:
         raise UserError(f"no store at {path}: make one with `{how}`")
     if action == "add" and options["model"] is None and not path.is_file():
         raise UserError(f"no store at {path}: name the model of a new one, --model NAME")
-    if action == "add":  # check the files before a store is made
+    if action in ("add", "find"):
         options = options | {"words": [str(file) for file in list_files(options["words"])]}
         if gone := [name for name in options["words"] if not Path(name).exists()]:
             raise UserError(f"{shown(gone[0])}: no such file")
-        if not path.is_file():  # otherwise a mistake would leave an empty store behind
+        if not path.is_file():  # `add` makes one, but a mistake must not leave it behind empty
             first = [Path(name) for name in options["words"][:_BATCH]]
             problems: dict[str, str] = {}
             if not read(first, load(options["model"]), options, problems)[0]:
@@ -72,7 +72,8 @@ def run(options: dict[str, Any], words: list[str]) -> int:
 
 
 def add(store: "Store", options: dict[str, Any]) -> int:
-    """Add each image with its path as payload. Unreadable files are skipped and reported."""
+    """Add each image with its path as payload. Unreadable files, and those of another size, are
+    skipped and reported."""
     from kanerva.models.pixels import prepare
 
     files, ids = [Path(name) for name in options["words"]], []  # listed by `run`
@@ -92,7 +93,8 @@ def find(store: "Store", options: dict[str, Any]) -> int:
     from kanerva import data
     from kanerva.models.pixels import prepare
 
-    named, image, problems = list_files(options["words"]), store.model.config.image, {}
+    named, image = [Path(name) for name in options["words"]], store.model.config.image
+    problems: dict[str, str] = {}
     files, pixels = read(named, store.model, options, problems)
     report_skipped(store.path, named, problems)
     # Binarize cues like the images that were added: grey pixels would count as Gaussian noise
@@ -217,19 +219,27 @@ def show(values: dict[str, Any], options: dict[str, Any]) -> None:
 def read(
     files: list[Path], model: "MemoryModel", options: dict[str, Any], problems: dict[str, str]
 ) -> "tuple[list[Path], Pixels]":
-    """Read image files. Return those that can be read, and their pixels; add the others to
+    """Read image files. Return those that can be used, and their pixels; add the others to
     `problems`."""
+    import torch
+
     from kanerva import data
 
-    pixels = data.load_images(files, model.config.image, options["resize"], problems)
-    return [file for file in files if str(file) not in problems], pixels
+    shape, pixels = model.config.image, list["Pixels"]()
+    for file in files:
+        try:
+            pixels.append(data.load_images([file], shape, options["resize"], problems))
+        except UserError as error:  # of another size, or gone by now: the others can still be used
+            problems[str(file)] = str(error).removeprefix(f"{file}: ")
+    kept = [file for file in files if str(file) not in problems]
+    return kept, torch.cat(pixels) if kept else torch.zeros(0, *shape, dtype=torch.uint8)
 
 
 def report_skipped(store: Path, files: list[Path], problems: dict[str, str]) -> None:
-    """Print which files cannot be read. Raises an error if none can."""
+    """Print which files cannot be used. Raises an error if none can."""
     from kanerva.data.picture_files import skipped
 
-    if note := skipped(store, problems, len(files)):
+    if note := skipped(store, problems, len({*files})):
         print(f"kanerva: {printable(note)}", file=sys.stderr)
 
 
