@@ -1,10 +1,21 @@
 """What a store finds: damage as it is named, and answers judged as they should be."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
-from kanerva.lab.experiments import associative, damage, deformed, store_scale, store_search
+from kanerva.errors import UserError
+from kanerva.lab.experiments import (
+    Lab,
+    associative,
+    damage,
+    deformed,
+    experiment,
+    store_scale,
+    store_search,
+)
 from kanerva.store.store import Store
 
 
@@ -100,3 +111,17 @@ def test_an_exact_search_finds_what_the_store_does(tmp_path):
         assert store_scale.count_alike(store) == 0
         store.add(images[:1])
         assert store_scale.count_alike(store) == 1
+
+
+def test_store_scale_may_hold_few_images_and_says_if_times_are_lost(tmp_path: Path):
+    def lab(steps: int) -> Lab:
+        return Lab(quick=True, runs=tmp_path, steps=steps)
+
+    figures = experiment("store-scale").run(lab(7)).figures
+    assert figures["held"] == figures["cues"] == 7
+    figures = experiment("store-scale").run(lab(3)).figures  # the store of the first run
+    assert figures["held"] == 7 and figures["cues"] == 3
+    times = tmp_path / "store-scale-glyphs.json"
+    times.unlink()
+    with pytest.raises(UserError, match="store-scale-glyphs.json .* is missing: delete the store"):
+        experiment("store-scale").run(lab(7))

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from kanerva import data
+from kanerva.errors import UserError
 from kanerva.evaluation.report import columns
 from kanerva.files import write_whole
 from kanerva.lab.experiments.damage import box, find_all, percent
@@ -36,6 +37,7 @@ BARS = {"add": 500.0, "open_s": 2.0, "lone_ms": 40.0, "rss": 1e9, "lost": 0.01}
 @torch.no_grad()
 def run(lab: Lab) -> Finding:
     held, cues = lab.pick(CHUNK, HELD) if lab.steps is None else lab.steps, lab.pick(20, CUES)
+    cues = min(cues, held)  # each asks for another image
     splits = ("train", "validation")  # for mnist, all 60,000 of the training file
     originals = torch.cat([data.load(lab.preset, split, lab.data_root).images for split in splits])
     path = lab.runs / f"store-scale-{lab.preset}.kanerva"
@@ -91,6 +93,11 @@ def fill(path: Path, model: str, originals: Bytes, count: int) -> list[list[floa
             spent = (time.perf_counter() - begin, time.process_time() - work)
             rows.append([len(images), *(round(seconds, 3) for seconds in spent)])
             write_whole(notes, json.dumps(rows))
+    if not rows:
+        raise UserError(
+            f"{path} is full, but {notes.name} with the times of its images is missing: delete "
+            "the store, and it is filled again"
+        )
     return rows
 
 
