@@ -285,6 +285,26 @@ def test_size_channels_and_changed_files_are_packed_anew(large: Path):
     assert (again.images != first.images).flatten(1).any(1).sum() == 1
 
 
+def test_an_older_file_of_the_same_size_is_packed_anew(large: Path):
+    """As `cp -p`, `unzip` and `rsync -a` leave it; and two files that have changed names."""
+    train = [path for name, path in images.image_files(large) if images.split_of(name) == "train"]
+    for number, path in enumerate(train):
+        picture(number).save(path.with_suffix(".bmp"))  # all of one size
+        path.unlink()
+        os.utime(path.with_suffix(".bmp"), ns=(0, 10**18 + number))
+    named = images.image_files(large)
+    one, other = [path for name, path in named if images.split_of(name) == "train"][:2]
+    before = load_folder(large, "train", (8, 8))
+    picture(500).save(one)
+    os.utime(one, ns=(0, 10**17))
+    replaced = load_folder(large, "train", (8, 8))
+    assert (replaced.images != before.images).flatten(1).any(1).tolist()[:2] == [True, False]
+    for source, target in ((one, "kept"), (other, one), (large / "kept", other)):
+        source.rename(large / target)
+    swapped = load_folder(large, "train", (8, 8))
+    assert torch.equal(swapped.images[:2], replaced.images[:2].flip(0))
+
+
 def test_what_a_packed_folder_skipped_is_said_each_time(large: Path):
     name = next(n for n in map(str, range(100)) if images.split_of(f"{n}.png") == "test")
     (large / f"{name}.png").write_bytes(b"no")

@@ -78,11 +78,14 @@ def packed_files(
     return split
 
 
-def state_of(files: Sequence[Path | os.DirEntry[str]]) -> str:
-    """A cache key that changes with the files: their number, total size and newest modification."""
-    stats = [file.stat() for file in files]
-    size, newest = sum(s.st_size for s in stats), max((s.st_mtime_ns for s in stats), default=0)
-    return f"{len(stats)} {size} {newest}"
+def state_of(files: Sequence[Path]) -> str:
+    """A cache key that changes with the files: a hash of each one's name, size and modification
+    time, in the given order."""
+    digest = hashlib.sha256()
+    for file in files:
+        about = file.stat()
+        digest.update(os.fsencode(f"{file.name}\0{about.st_size} {about.st_mtime_ns}\n"))
+    return digest.hexdigest()
 
 
 def packed(
