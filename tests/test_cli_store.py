@@ -110,6 +110,19 @@ def test_one_image_of_another_size_does_not_end_a_long_add(
     assert answer["cue"] == good and answer["hits"][0]["payload"] == good
 
 
+def test_python_out_of_memory_gets_one_line(store: str, monkeypatch, capsys):
+    """Its error has no text, as in `range(10**14)` made a list."""
+
+    def fill(self: Store) -> dict[str, object]:
+        raise MemoryError
+
+    monkeypatch.setattr(Store, "info", fill)
+    assert main(["store", "info", store]) == 2
+    assert capsys.readouterr().err == (
+        "kanerva: not enough memory; use smaller sizes or a smaller batch\n"
+    )
+
+
 def test_a_mistake_makes_no_store(folder: Path, tmp_path: Path, capsys):
     Image.new("L", (40, 40)).save(tmp_path / "large.png")
     (tmp_path / "broken.png").write_bytes(b"nothing")

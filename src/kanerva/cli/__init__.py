@@ -62,9 +62,11 @@ def main(argv: list[str] | None = None) -> int:
     except NumbersWentBad as error:
         return complain(error, 3)
     except (MemoryError, RuntimeError) as error:
-        if not any(words in str(error) for words in ("alloc", "out of memory")):
+        full = any(words in str(error) for words in ("alloc", "out of memory"))
+        if not full and not isinstance(error, MemoryError):
             raise
-        return complain(f"not enough memory; use smaller sizes or a smaller batch: {error}", 2)
+        advice = "not enough memory; use smaller sizes or a smaller batch"
+        return complain(f"{advice}: {error}".removesuffix(": "), 2)  # Python's own has no text
     except ModuleNotFoundError as error:
         if error.name not in EXTRAS:
             raise
