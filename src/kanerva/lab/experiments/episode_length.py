@@ -29,11 +29,11 @@ def verdict(figures: Figures) -> str:
         f"at the longest (std over T {found['std']:.2f})"
         for model, found in figures["over_T"].items()
     ]
-    if likely := figures.get("likely_over_T"):  # missing in older records
-        words.append(
-            f"its kl_over_T, no bound, goes from {likely['first']:.1f} to {likely['last']:.1f} "
-            f"(std {likely['std']:.2f})"
-        )
+    likely = figures["likely_over_T"]
+    words.append(
+        f"its kl_over_T, no bound, goes from {likely['first']:.1f} to {likely['last']:.1f} "
+        f"(std {likely['std']:.2f})"
+    )
     return sweep.judge_sweep(
         figures["over_T"]["kpp-paper"],
         EPISODE_LENGTH_STD,

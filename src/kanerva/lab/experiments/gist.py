@@ -236,9 +236,7 @@ def table(figures: Figures) -> list[str]:
 
 
 def describe_alone(figures: Figures) -> list[str]:
-    """A line on the gist without pixels; none for an older record."""
-    if "alone" not in figures:
-        return []
+    """The lines on the gist without pixels."""
     gist, prefix = (figures["alone"][name] for name in ("gist", "prefix"))
     return [
         f"the gist without any pixel, {gist['bits']:.1f} bits: rmse {gist['rmse']:.3f}, grey "
@@ -257,22 +255,18 @@ def verdict(figures: Figures) -> str:
         f"worst, {'as' if worst >= ENOUGH else 'less than'} hoped. Its picture is off by "
         f"{gist['rmse']:.3f} from the pixels written, {gist['rmse'] / prefix['rmse']:.2f} of the "
         f"mean picture of as many bits of pixels, {gist['rmse'] / prefix['rmse_one']:.2f} of one "
-        "that the decoder goes on with."
+        "that the decoder goes on with.",
+        f"The grey image itself is off by {figures['noise']:.3f}. From that the gist's picture "
+        f"is off by {gist['rmse_grey']:.3f}, {gist['rmse_grey'] / prefix['rmse_grey']:.2f} of "
+        "the mean picture of pixels alone.",
     ]
-    if "noise" in figures:  # missing in older records
-        said.append(
-            f"The grey image itself is off by {figures['noise']:.3f}. From that the gist's picture "
-            f"is off by {gist['rmse_grey']:.3f}, {gist['rmse_grey'] / prefix['rmse_grey']:.2f} of "
-            "the mean picture of pixels alone."
-        )
-    if "alone" in figures:
-        gist, prefix = (figures["alone"][name] for name in ("gist", "prefix"))
-        share = gist["rmse_grey"] / prefix["rmse_grey"]
-        said.append(
-            f"The gist without any pixel ({gist['bits']:.0f} bits) is off by "
-            f"{gist['rmse_grey']:.3f} from the grey image, {share:.2f} of the prefix-only code's, "
-            f"{'below' if share < HALF else 'not below'} half."
-        )
+    gist, prefix = (figures["alone"][name] for name in ("gist", "prefix"))
+    share = gist["rmse_grey"] / prefix["rmse_grey"]
+    said.append(
+        f"The gist without any pixel ({gist['bits']:.0f} bits) is off by "
+        f"{gist['rmse_grey']:.3f} from the grey image, {share:.2f} of the prefix-only code's, "
+        f"{'below' if share < HALF else 'not below'} half."
+    )
     return " ".join(said)
 
 

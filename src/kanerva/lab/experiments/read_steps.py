@@ -18,11 +18,11 @@ def verdict(figures: Figures) -> str:
     ]
     if figures["largest_kl_y"] < 0.5:
         words[-1] += ", so what is read hardly depends on the image, whatever K"
-    if likely := figures.get("likely_over_K"):  # missing in older records
-        words.append(
-            f"by kl_over_T, no bound, the KL / T has std {likely['kl']['std']:.3f}, the whole "
-            f"{likely['nll_nats']['std']:.2f}"
-        )
+    likely = figures["likely_over_K"]
+    words.append(
+        f"by kl_over_T, no bound, the KL / T has std {likely['kl']['std']:.3f}, the whole "
+        f"{likely['nll_nats']['std']:.2f}"
+    )
     claims = ("As in the paper, K does not matter", "The KL varies more")
     judged = sweep.judge_sweep(kl, READS_KL_STD, *claims, words)
     return f"{judged} kpp has no K: it reads the one block that an image wrote."

@@ -81,10 +81,9 @@ def verdict(figures: Figures) -> str:
         claim = f"That the shift helps {' and '.join(gains)} does NOT show"
     over = next(iter(gains.values()))["over"]
     said = [
-        f"{claim}: {describe_gains(gains)} ({over}; the paper: {SHIFT_GAIN} for DKM, Omniglot)."
+        f"{claim}: {describe_gains(gains)} ({over}; the paper: {SHIFT_GAIN} for DKM, Omniglot).",
+        f"By kl_over_T, which is no bound: {describe_gains(figures['likely_gains'])}.",
     ]
-    if likely := figures.get("likely_gains"):  # missing in older records
-        said.append(f"By kl_over_T, which is no bound: {describe_gains(likely)}.")
     if figures["order"]:
         said.append(judge_order(figures["order"]))
     return " ".join(said)
