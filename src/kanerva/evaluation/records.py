@@ -128,9 +128,6 @@ class Record:
     familiarity: Familiarity | None = None
     places: Places | None = None
     generation: dict[str, float] | None = None
-    file_bits: float | None = None
-    efficiency: float | None = None
-    kin: dict[str, Any] | None = None
     # How it was trained; None for weights without their run
     images_seen: int | None
     images_per_s: float | None

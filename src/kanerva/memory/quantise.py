@@ -1,14 +1,11 @@
 """Quantise memories: the map is rounded after it was written, with one scale for each episode."""
 
-from typing import Literal
-
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from kanerva.errors import UserError
 
-MemoryType = Literal["float32", "bfloat16", "int8", "int4"]
 BITS: dict[str, int] = {"float32": 32, "bfloat16": 16, "int8": 8, "int4": 4}
 Map = Float[Tensor, "*B Cm Hm Wm"]
 

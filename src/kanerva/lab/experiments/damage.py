@@ -1,6 +1,5 @@
 """Shared by experiments on finding: damaged cues, and the calibration of answers."""
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -104,10 +103,6 @@ def auroc(low: Shares, high: Shares) -> float:
     """The share of pairs in which the value of `high` exceeds that of `low`; ties count half."""
     above = (high[:, None] > low[None]).mean() + 0.5 * (high[:, None] == low[None]).mean()
     return float(above)
-
-
-def standard_error(share: float, count: int) -> float:
-    return math.sqrt(share * (1 - share) / count)
 
 
 def percent(value: Any) -> str:
