@@ -1,6 +1,7 @@
 """Store: what was added is found, what was freed is gone, and a killed writer loses nothing."""
 
 import contextlib
+import inspect
 import os
 import signal
 import sqlite3
@@ -301,6 +302,25 @@ def test_other_weights_are_refused(tmp_path: Path, model, glyphs: torch.Tensor):
         Store(tmp_path / "no" / "a.kanerva", model=model)
     with pytest.raises(UserError, match="2 images came with 1 payloads"):
         Store(path, model=model).add(glyphs[:2], ["one"])
+
+
+def test_mistakes_in_a_call_are_named(tmp_path: Path, model, glyphs: torch.Tensor):
+    store = Store(tmp_path / "a.kanerva", model=model)
+    ids = store.add(glyphs[:3])
+    store.free(ids[0])
+    find = inspect.unwrap(Store.find)  # without the type checks that only tests make
+    for wrong, says in (
+        ({"k": 1.5}, "k must be a whole number, got 1.5"),
+        ({"k": 0}, "k must be at least 1, got 0"),
+        ({"prior_none": "a"}, "prior_none must be a number on .0, 1., got 'a'"),
+        ({"prior_none": None}, "prior_none must be a number on .0, 1., got None"),
+        ({"prior_none": 1.5}, "prior_none on .0, 1., got 5 and 1.5"),
+    ):
+        with pytest.raises(UserError, match=says):
+            find(store, glyphs[0], **wrong)
+    assert 2 in store and np.int64(3) in store
+    for other in (0, 1, 4, -1, 10**30, [1, 2], [2], "2", None, 2.5, torch.ones(2), model):
+        assert other not in store
 
 
 # Blocks that are bits

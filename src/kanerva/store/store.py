@@ -31,7 +31,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from kanerva.errors import UserError
-from kanerva.inputs import as_mask, as_path, require_tensor_images
+from kanerva.inputs import as_count, as_mask, as_path, require_tensor_images
 from kanerva.memory.channels import Noise, Picture
 from kanerva.memory.evidence import Pictures, to_logits
 from kanerva.memory.search import Held, Hits, Named, search
@@ -58,6 +58,14 @@ def as_ids(value: object) -> list[int]:
         return [index(id) for id in ([value] if one else value)]  # pyright: ignore
     except TypeError:
         raise UserError(f"ids are integers, such as add returns, got {shown(value)}") from None
+
+
+def as_chance(name: str, value: object) -> float:
+    """A number; `search` refuses what is not on [0, 1]."""
+    try:
+        return float(value)  # pyright: ignore[reportArgumentType]
+    except (TypeError, ValueError):
+        raise UserError(f"{name} must be a number on [0, 1], got {shown(value)}") from None
 
 
 @dataclass(frozen=True)
@@ -213,6 +221,7 @@ class Store:
         prior_none: float = 0.5,
     ) -> Hits | list[Hits]:
         """Find the `k` stored images that a cue most likely shows, and `.none`: see `Kpp.find`."""
+        k, prior_none = as_count("k", k), as_chance("prior_none", prior_none)
         seen = None if observed is None else as_mask(observed)
         cues = as_cues(self.model, require_tensor_images(cue, "cue"), seen, noise, shifts)
         while True:
@@ -271,7 +280,11 @@ class Store:
 
     def __contains__(self, id: object) -> bool:
         self._sync()
-        return id in self._ids
+        try:
+            number = index(id)  # pyright: ignore[reportArgumentType]
+        except TypeError:
+            return False
+        return 0 < number <= self._last and number not in self._freed
 
     # Free
 
