@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -321,6 +322,21 @@ def test_mistakes_in_a_call_are_named(tmp_path: Path, model, glyphs: torch.Tenso
     assert 2 in store and np.int64(3) in store
     for other in (0, 1, 4, -1, 10**30, [1, 2], [2], "2", None, 2.5, torch.ones(2), model):
         assert other not in store
+
+
+def test_a_store_in_another_thread_is_refused_by_its_reason(
+    tmp_path: Path, model, glyphs: torch.Tensor
+):
+    store = Store(tmp_path / "a.kanerva", model=model)
+    (id,) = store.add(glyphs[:1])
+    with ThreadPoolExecutor(1) as pool:
+        for call in (lambda: store.get(id), store.verify, store.close):
+            with pytest.raises(UserError, match="in the thread that opened it"):
+                pool.submit(call).result()
+    assert store.find(glyphs[0])[0].id == id  # it is still open
+    store.close()
+    with pytest.raises(UserError, match="was closed"):
+        store.get(id)
 
 
 # Blocks that are bits

@@ -96,6 +96,9 @@ class Database:
                 raise UserError(f"{self.path}: another process is writing; try again") from error
             raise UserError(f"{self.path}: {error}") from error
         except sqlite3.ProgrammingError as error:
+            if "thread" in str(error):
+                how = "a store is used in the thread that opened it; open another in this one"
+                raise UserError(f"{self.path}: {how}") from error
             raise UserError(f"{self.path}: this store was closed; open it again") from error
         except (sqlite3.Error, UnicodeError) as error:  # UnicodeError: in text it quotes
             raise UserError(f"{self.path} is no store, or a damaged one: {error}") from error
@@ -276,7 +279,8 @@ class Database:
             return raw.search(self._bytes, needles)
 
     def close(self) -> None:
-        self._db.close()
+        with self.plain_errors():
+            self._db.close()
         raw.release(self._bytes)
         self._bytes = -1
 
