@@ -642,6 +642,7 @@ def test_mistakes_on_the_command_line_get_one_line(
             ("no-such-model", "--port", "0"): "shipped models",
             (str(tmp_path / "no.kanerva"), "--port", "0"): "no run folder",
             ("--host", "256.1.1.1", "--port", "0"): "cannot listen",
+            ("--host", "", "--port", "0"): "the host is empty",
         }
         for words, reason in cases.items():
             assert main(["explore", "--no-open", *words]) == 2

@@ -35,6 +35,8 @@ def open_service(target: str, root: Path | None = None) -> Service:
 
 def listen(host: str, port: int) -> socket.socket:
     """Bind a socket; an error says in one line why that failed."""
+    if not host:  # sockets take it for every address
+        raise UserError("the host is empty: name an address, such as 127.0.0.1 (this machine)")
     bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
