@@ -232,3 +232,25 @@ def test_a_record_holds_the_finding(lab: Lab, tmp_path: Path):
     record = perform(experiment("spatial-transformer"), lab, tmp_path, "kanerva reproduce x")
     assert record == json.loads((tmp_path / "spatial-transformer-quick.json").read_text())
     assert max(map(len, record["lines"])) <= 110
+
+
+def test_another_seed_replaces_neither_record_nor_picture(runs: Path, tmp_path: Path):
+    for seed in (0, 1, 2):
+        lab = TinyLab(quick=True, runs=runs, steps=3, seed=seed)
+        perform(experiment("spatial-transformer"), lab, tmp_path, "kanerva reproduce x")
+    names = {f"spatial-transformer-quick{seed}" for seed in ("", "-s1", "-s2")}
+    assert {path.name for path in tmp_path.iterdir()} == {
+        name + end for name in names for end in (".json", ".png")
+    }
+    found = json.loads((tmp_path / "spatial-transformer-quick-s2.json").read_text())
+    assert found["seed"] == 2 and found["pictures"] == ["spatial-transformer-quick-s2.png"]
+
+
+def test_a_page_names_the_seed_of_its_records():
+    (one,) = [r for r in RECORDS if r["name"] == "allocator" and r["preset"] == "mazes"]
+    seeds = rank([one | {"seed": 2}, one | {"seed": 1}, one], ("mazes",))
+    text = page("allocator", seeds, ".")
+    titles = [line for line in text.splitlines() if line.startswith("## ")]
+    named = ["", ", seed 1", ", seed 2"]
+    assert titles == [f"## Full protocol, mazes{seed}" for seed in named]
+    assert conclude("allocator", seeds).endswith("(mazes)")

@@ -257,10 +257,12 @@ def in_order(images: ImageSet, shuffle: torch.Generator) -> Int[Tensor, "N"]:  #
 
 
 def perform(experiment: Experiment, lab: Lab, out: Path, command: str) -> dict[str, Any]:
-    """Run an experiment, write OUT/NAME.json and its pictures, and return the record."""
+    """Run an experiment, write OUT/NAME.json and its pictures, and return the record. Another seed
+    than 0 is part of the file names, so that it replaces no other."""
     began = time.monotonic()
     finding = experiment.run(lab)
-    name = f"{experiment.name}-{'quick' if lab.quick else lab.preset}"
+    seed = f"-s{lab.seed}" if lab.seed else ""
+    name = f"{experiment.name}-{'quick' if lab.quick else lab.preset}{seed}"
     record = {
         "schema": 1,
         "kind": "reproduce",

@@ -42,11 +42,12 @@ def read_records(folder: Path) -> list[dict[str, Any]]:
 
 def rank(records: list[dict[str, Any]], presets: tuple[str, ...]) -> list[dict[str, Any]]:
     """Sort records by importance: full protocols in the order of `presets`, then full protocols on
-    other data, then the quick version."""
+    other data, then the quick version; of each, the lowest seed first."""
 
-    def place(record: dict[str, Any]) -> tuple[bool, int]:
+    def place(record: dict[str, Any]) -> tuple[bool, int, int]:
         listed = record["preset"] in presets
-        return record["quick"], presets.index(record["preset"]) if listed else len(presets)
+        at = presets.index(record["preset"]) if listed else len(presets)
+        return record["quick"], at, record["seed"]
 
     return sorted(records, key=place)
 
@@ -62,7 +63,9 @@ def page(name: str, records: list[dict[str, Any]], pictures: str) -> str:
         images = [f"![{name}]({pictures}/{file})" for file in record["pictures"]]
         trained = record["models_found"]
         parts += [
-            f"## {version}" + ("" if about.on_every_set else f", {record['preset']}"),
+            f"## {version}"
+            + ("" if about.on_every_set else f", {record['preset']}")
+            + (f", seed {record['seed']}" if record["seed"] else ""),
             f"`{record['command']}`: {record['wall_s']:.0f} s on {record['device']}"
             + (f", {trained} model{'s' if trained > 1 else ''} already trained" if trained else ""),
             *(
@@ -99,7 +102,7 @@ def conclude(name: str, records: list[dict[str, Any]]) -> str:
     verdict = experiment(name).conclusion(records[0])
     if is_retired(records[0]):
         verdict += f" {RETIRED}"
-    on = [record["preset"] for record in records if not record["quick"]]
+    on = list(dict.fromkeys(record["preset"] for record in records if not record["quick"]))
     if not on or experiment(name).on_every_set:  # then the verdict names the data sets itself
         return verdict
     return f"{verdict} ({on[0]}{'; also on ' + ', '.join(on[1:]) if on[1:] else ''})"
