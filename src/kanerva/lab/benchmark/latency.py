@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, cast
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from kanerva.lab.benchmark.timing import timed, wait
+from kanerva.lab.experiments.damage import nearest_alone
 from kanerva.memory.heap import Memory
 from kanerva.models.kpp import Kpp
 
@@ -45,17 +45,14 @@ def latency(
         {"verb": name, "held": held} | _times(call, memory, images.device, calls)
         for name, call in verbs.items()
     ]
-    pixels, query = images[:held].cpu().numpy(), cue[0].cpu().numpy()
-    visible = seen.cpu().numpy() > 0
+    pixels, query, visible = (
+        part.flatten(1).cpu().numpy() for part in (images[:held], cue, seen.expand_as(cue))
+    )
     nearest = {"verb": "nearest neighbour, numpy", "held": held}
-    times = _times(lambda _: _nearest(pixels, query, visible), memory, images.device, calls)
+    times = _times(
+        lambda _: nearest_alone(pixels, query[0], visible[0]), memory, images.device, calls
+    )
     return [*rows, nearest | times]
-
-
-def _nearest(pixels: np.ndarray, query: np.ndarray, visible: np.ndarray) -> int:
-    """The stored image that differs least from a cue on visible pixels."""
-    apart = (pixels - query)[:, :, visible]
-    return int(np.einsum("ncp,ncp->n", apart, apart).argmin())
 
 
 def _times(

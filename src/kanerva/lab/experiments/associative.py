@@ -27,7 +27,14 @@ from torch import Tensor
 
 from kanerva.evaluation.report import columns
 from kanerva.lab.experiments import plots
-from kanerva.lab.experiments.damage import box, find_all, folded, gaussian, percent
+from kanerva.lab.experiments.damage import (
+    box,
+    find_all,
+    folded,
+    gaussian,
+    nearest_visible,
+    percent,
+)
 from kanerva.lab.harness import About, Figures, Finding, Lab, Pixels
 from kanerva.models.base import MemoryModel
 from kanerva.models.loading import load
@@ -100,13 +107,6 @@ def by_euclid(held: Flat, cues: Flat) -> Rows:
 def by_manhattan(held: Flat, cues: Flat) -> Rows:
     parts = [torch.cdist(part, held, p=1).argmin(dim=1) for part in cues.split(64)]
     return torch.cat(parts)
-
-
-def by_visible(held: Flat, cues: Flat, seen: Float[Tensor, "n D"]) -> Rows:
-    """Least squared error on visible pixels."""
-    return ((seen * held.new_tensor(1)) @ held.square().T - 2 * (cues * seen) @ held.T).argmin(
-        dim=1
-    )
 
 
 class SparseDistributedMemory:
@@ -212,7 +212,7 @@ def measure(
         systems = {
             "store, mask given": lambda: ask(observed=seen),
             **systems,
-            "nearest on visible pixels": lambda: whole(by_visible(held, flat, visible)),
+            "nearest on visible pixels": lambda: whole(nearest_visible(held, flat, visible)),
         }
     rows = []
     for name, system in systems.items():

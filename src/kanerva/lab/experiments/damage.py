@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from kanerva.lab.harness import Figures, Pixels
@@ -61,11 +61,19 @@ def find_all(store: Store, cues: Pixels, **options: Any) -> list[Hits]:
 
 
 def nearest_visible(
-    held: Float[Tensor, "N D"], cues: Float[Tensor, "n D"], seen: Float[Tensor, " D"]
-) -> list[int]:
-    """Rows with the least squared error on visible pixels."""
-    products = (2 * cues * seen) @ held.T - (held.square() @ seen)
-    return products.argmax(dim=1).tolist()
+    held: Float[Tensor, "N D"], cues: Float[Tensor, "n D"], seen: Float[Tensor, "*any D"]
+) -> Int[Tensor, " n"]:
+    """The row with the least squared error on visible pixels, for each cue. `seen` is one mask for
+    all cues, or one for each."""
+    products = (2 * cues * seen) @ held.T - torch.atleast_2d(seen) @ held.square().T
+    return products.argmax(dim=1)
+
+
+def nearest_alone(
+    held: Float[np.ndarray, "N D"], cue: Float[np.ndarray, " D"], seen: Float[np.ndarray, " D"]
+) -> int:
+    """The same for one cue in numpy: the search without a library that times are compared with."""
+    return int((held @ (2 * cue * seen) - (held * held) @ seen).argmax())
 
 
 def reliability(probabilities: Shares, right: Bool[np.ndarray, " n"]) -> list[Figures]:
@@ -97,12 +105,6 @@ def error_by_chance(probabilities: Shares) -> float:
         for _ in range(100)
     ]
     return float(np.mean(errors))
-
-
-def auroc(low: Shares, high: Shares) -> float:
-    """The share of pairs in which the value of `high` exceeds that of `low`; ties count half."""
-    above = (high[:, None] > low[None]).mean() + 0.5 * (high[:, None] == low[None]).mean()
-    return float(above)
 
 
 def percent(value: Any) -> str:

@@ -16,9 +16,9 @@ import torch
 from matplotlib.figure import Figure
 
 from kanerva.evaluation.report import columns
+from kanerva.evaluation.uses import auroc
 from kanerva.lab.experiments import plots
 from kanerva.lab.experiments.damage import (
-    auroc,
     box,
     calibration_error,
     error_by_chance,
@@ -26,6 +26,7 @@ from kanerva.lab.experiments.damage import (
     folded,
     gaussian,
     moved,
+    nearest_alone,
     nearest_visible,
     percent,
     reliability,
@@ -110,12 +111,12 @@ def find_case(store: Store, images: Pixels, cues: Pixels, given: Given) -> Figur
     store.find(cues[0], **given)  # makes the index
     lone = [timed(lambda cue=cue: store.find(cue, **given)) for cue in cues[:LONE]]
     hits, *batch = timed(lambda: find_all(store, cues, **given))
-    arrays = raw.numpy(), flat.numpy(), seen.numpy()
-    numpy = [timed(lambda n=n: nearest_alone(*arrays, n)) for n in range(min(LONE, len(cues)))]
+    held, mask = raw.numpy(), seen.numpy()
+    numpy = [timed(lambda cue=cue: nearest_alone(held, cue, mask)) for cue in flat.numpy()[:LONE]]
     ids = list(store)
     ours = torch.tensor([ids.index(one[0].id) for one in hits])
     error = (images[ours] - images[: len(cues)]).square().flatten(1).sum(dim=1)
-    theirs = torch.tensor(nearest_visible(raw, flat, seen))
+    theirs = nearest_visible(raw, flat, seen)
     figures: Figures = {
         "right": float((ours == right).float().mean()),
         "alike": float((error <= ALIKE).float().mean()),
@@ -139,10 +140,6 @@ def timed(work: Callable[[], Any]) -> tuple[Any, float, float]:
     begin, cpu = time.perf_counter(), time.process_time()
     answer = work()
     return answer, 1e3 * (time.perf_counter() - begin), 1e3 * (time.process_time() - cpu)
-
-
-def nearest_alone(held: np.ndarray, cues: np.ndarray, seen: np.ndarray, n: int) -> int:
-    return int((held @ (2 * cues[n] * seen) - (held * held) @ seen).argmax())
 
 
 def likeliest(held: torch.Tensor, cue: torch.Tensor, std: float = 1.0) -> int:
@@ -228,7 +225,7 @@ def measure_none(lab: Lab, store: Store, held: Pixels, new: Pixels) -> list[Figu
                 "cue": name,
                 "held": len(store),
                 "cues": len(nones),
-                "auroc": auroc(low, high),
+                "auroc": auroc(torch.from_numpy(high), torch.from_numpy(low)),
                 "ece": calibration_error(bins),
                 "held_mean": float(low.mean()),
                 "new_mean": float(high.mean()),
