@@ -3,6 +3,7 @@
 import json
 import sys
 from glob import glob
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,6 +22,14 @@ if TYPE_CHECKING:
 Action = Literal["add", "find", "get", "free", "info", "verify"]
 Noise = Literal["none", "salt_pepper", "gaussian"]
 _BATCH = 1024  # pictures read at once
+_USED_BY = {  # other options serve every action
+    "--resize": ("add", "find"),
+    "--observed": ("find",),
+    "--noise": ("find",),
+    "--shifts": ("find",),
+    "--k": ("find",),
+    "--out": ("find", "get"),
+}
 
 
 def make_parser(words: list[str]) -> Parser:
@@ -35,7 +44,7 @@ def make_parser(words: list[str]) -> Parser:
         help="add, find: image files, folders, globs, or - for a list on stdin; get, free: ids",
     )
     parser.add_option("--model", type=str | None, help="add: the model of a new store")
-    parser.add_argument("--resize", action="store_true", help="crop and resize images to fit")
+    parser.add_argument("--resize", action="store_true", help="add, find: crop and resize images")
     parser.add_option("--observed", type=str | None, help="find: a mask, white where cues are seen")
     parser.add_option("--noise", type=Noise | None, help="find: the cues' noise, if it is known")
     parser.add_option("--shifts", type=int, default=0, help="find: most pixels a cue is shifted by")
@@ -47,6 +56,7 @@ def make_parser(words: list[str]) -> Parser:
 
 def run(options: dict[str, Any], words: list[str]) -> int:
     """Run one action on one store."""
+    refuse_unused(options, words)
     require_at_least(options, 1, "k")
     require_at_least(options, 0, "shifts")
     from kanerva.models.loading import load
@@ -69,6 +79,17 @@ def run(options: dict[str, Any], words: list[str]) -> int:
                 report_skipped(path, first, problems)
     with Store(path, model=options["model"]) as store:
         return ACTIONS[action](store, options)
+
+
+def refuse_unused(options: dict[str, Any], words: list[str]) -> None:
+    """Refuse flags and words that the action would ignore."""
+    action = options["action"]
+    for word in takewhile(lambda word: word != "--", words):
+        flag = word.partition("=")[0]
+        if action not in (actions := _USED_BY.get(flag, ACTIONS)):
+            raise UserError(f"{flag} is for {' and '.join(actions)}; {action} does not use it")
+    if action in ("info", "verify") and options["words"]:
+        raise UserError(f"{action} takes only a store, got also {shown(options['words'][0])}")
 
 
 def add(store: "Store", options: dict[str, Any]) -> int:
