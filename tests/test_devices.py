@@ -65,6 +65,21 @@ def small_paper() -> RunConfig:
     return replace(start, model=model, **options)
 
 
+def small_bits() -> RunConfig:
+    """Two steps of `kpp-bits`."""
+    start = preset("mnist", "kpp-bits")
+    model = with_options(
+        start.model,
+        encoder={"width": 8, "depth": 1},
+        decoder={"base": 16, "depth": 1},
+        readout={"prior_width": 8},
+        code={"width": 16, "maps": 8, "depth": 1},
+    )
+    options = {"batch": 4, "steps": 2, "log_every": 1, "validate_every": 2}
+    options |= {"episode_length": 8, "validate_episodes": 2, "model": model}
+    return replace(start, **options)
+
+
 # Trains the runs it is given, one after the other. It ends as `kanerva train` does: taking a group
 # of processes apart may wait for one that is gone.
 PROGRAM = """
@@ -139,6 +154,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory, root: Path) -> Path:
     place = tmp_path_factory.mktemp("alone")
     train(small(), place / "plain", data_root=root, accelerator="cpu")
     train(small_grey(), place / "grey", data_root=root, accelerator="cpu")
+    train(small_bits(), place / "bits", data_root=root, accelerator="cpu")
     return place
 
 
@@ -157,6 +173,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory, root: Path) -> Pair:
     place = tmp_path_factory.mktemp("pair")
     train(small(), place / "resumed", minutes=1e-9, data_root=root, accelerator="cpu")
     configs = {"plain": small(), "resumed": small(), "grey": small_grey(), "paper": small_paper()}
+    configs["bits"] = small_bits()
     return Pair(place, train_in_pairs(root, place, configs, brief=("resumed",)))
 
 
@@ -189,6 +206,17 @@ def test_grey_levels_are_measured_once_for_all_processes(alone: Path, pair: Pair
     kept = [load_file(run / "checkpoints/last/model.safetensors") for run in runs]
     for name in ("writer.outline.spread", "decoder.outline.middle"):
         torch.testing.assert_close(kept[0][name], kept[1][name])
+
+
+def test_half_of_the_rows_are_the_same_half_in_every_process(alone: Path, pair: Pair):
+    """The bound does not include the pixel code; the gradient does."""
+
+    def first_norm(run: Path) -> float:
+        with (run / "metrics.csv").open() as file:
+            return float(next(csv.DictReader(file))["grad_norm"])
+
+    one, two = (first_norm(place / "bits") for place in (alone, pair.place))
+    assert one == pytest.approx(two, rel=1e-5)
 
 
 def test_a_run_goes_on_with_more_and_fewer_processes(

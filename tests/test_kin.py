@@ -331,6 +331,8 @@ def test_in_training_an_image_is_given_its_gist_or_nothing_or_its_kin(
         return read(*traces, **rest)
 
     monkeypatch.setattr(model.readout, "forward", watch)
+    coded, nats = [], model.pixel_code.mean_nats
+    monkeypatch.setattr(model.pixel_code, "mean_nats", lambda *x: (coded.append(x), nats(*x))[1])
     monkeypatch.setattr(kpp_bits, "_KNOWN", float(role == "known"))
     monkeypatch.setattr(kpp_bits, "_ALONE", float(role == "alone"))
     model(images.expand(5, -1, -1, -1, -1), seeded(0))
@@ -342,6 +344,32 @@ def test_in_training_an_image_is_given_its_gist_or_nothing_or_its_kin(
     alone = written.sum(dim=1) == 1  # a single written image has no other to be predicted from
     expected = {"known": ~written, "alone": torch.zeros_like(written)}
     assert torch.equal(told, expected.get(role, ~(written & alone[:, None])))
+    gists, _, beside = coded[0]  # the pixel code's: a gist or kin, never both
+    assert not bool((gists.any(dim=-1) & beside.flatten(2).any(dim=-1)).any())
+
+
+@pytest.mark.parametrize("blurred", [False, True])
+def test_in_training_gists_are_rounded_or_blurred(
+    model: KppBits, images: Tensor, blurred: bool, monkeypatch: pytest.MonkeyPatch
+):
+    coded, nats = [], model.pixel_code.mean_nats
+    monkeypatch.setattr(model.pixel_code, "mean_nats", lambda *x: (coded.append(x), nats(*x))[1])
+    monkeypatch.setattr(kpp_bits, "_BLURRED", float(blurred))
+    model(images.expand(5, -1, -1, -1, -1), seeded(0))
+    assert torch.equal(coded[0][0], coded[0][0].round()) is not blurred
+
+
+def test_in_training_a_shortened_gist_is_not_read_as_an_image(
+    model: KppBits, images: Tensor, monkeypatch: pytest.MonkeyPatch
+):
+    """A block whose gist is cut stores no pixels."""
+    seen, ask = [], model.ask_kin
+    monkeypatch.setattr(model, "ask_kin", lambda *x: (seen.append(x[2]), ask(*x))[1])
+    for short in (0.0, 1.0):
+        monkeypatch.setattr(kpp_bits, "_SHORT", short)
+        monkeypatch.setattr(kpp_bits, "_WHOLE", 1.0)
+        model(images.expand(5, -1, -1, -1, -1), seeded(0))
+    assert bool(seen[0].any()) and not bool(seen[1].any())
 
 
 def test_places_start_as_waves_that_tell_them_apart():

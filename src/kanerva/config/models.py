@@ -55,11 +55,14 @@ class KppConfig(ModelConfig):
 
 
 def require_binary(config: ModelConfig) -> None:
-    """Refuse pixels other than 0 or 1, and channels: the pixel code is for one binary plane."""
+    """Refuse pixels other than 0 or 1, channels, and single rows: the pixel code is for one binary
+    plane, and trains on even rows and odd ones."""
     if config.likelihood != "bernoulli":
         raise UserError(f"{config.name} takes pixels that are 0 or 1: likelihood=bernoulli")
     if config.image[0] != 1:
         raise UserError(f"{config.name} takes images of one channel, got {config.image}")
+    if config.image[1] < 2:
+        raise UserError(f"{config.name} takes images of at least two rows, got {config.image}")
 
 
 @dataclass(frozen=True, kw_only=True)

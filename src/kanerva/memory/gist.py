@@ -96,7 +96,8 @@ class GistPrior(nn.Module):
     def _tables(
         self, gists: Gists, layers: list[tuple[Integers, Integers]]
     ) -> Int[Tensor, "N _ A"]:
-        levels = self.levels(gists, layers)
+        with clear_of(gists):
+            levels = self.levels(gists, layers)
         below = (levels.amax(dim=-1, keepdim=True) - levels).clamp(max=_FARTHEST).long()
         powers = self.powers.long()[below]
         upto = powers.cumsum(dim=-1)

@@ -84,7 +84,9 @@ class Memory:
         if len(owners) < len(memories):
             return cls(maps, writer=writer)
         details = [memory.detail for memory in memories if memory.detail is not None]
-        detail = Detail.join(details, torch.stack) if len(details) == len(memories) else None
+        if 0 < len(details) < len(memories):
+            raise UserError("some of these memories have coded pixels, and others do not")
+        detail = Detail.join(details, torch.stack) if details else None
         issued = max(memory.issued for memory in memories)
         return cls(maps, torch.stack(owners), issued, detail, memories[0].codec, writer)
 

@@ -129,22 +129,27 @@ class PixelCode(nn.Module):
         return nats_of(levels, pixels[:, rows].flatten(1)).sum(dim=1)
 
     def mean_nats(
-        self, traces: Traces, pixels: Binary, beside: Beside | None = None
+        self,
+        traces: Float[Tensor, "B T D"],
+        pixels: Float[Tensor, "B T H W"],
+        beside: Float[Tensor, "B T maps h w"] | None = None,
     ) -> Float[Tensor, ""]:
-        """An estimate of the mean of `nats`, for training: twice the cost of the even rows of half
-        of the images, and of the odd rows of the others. This takes half the time, and an image has
+        """An estimate of the mean of `nats`, for training: twice the cost of the even rows of every
+        second image, and of the odd rows of the others. This takes half the time, and an image has
         hundreds of pixels to learn from. On a CPU, a few images go forward and back at a time."""
         inputs = [traces, pixels] if beside is None else [traces, pixels, beside]
         trained = [p for p in self.parameters() if p.requires_grad]
         at_once = traces.is_cuda or torch.compiler.is_compiling() or not torch.is_grad_enabled()
-        total, half = torch.zeros((), device=traces.device), (len(pixels) + 1) // 2
-        for first, part in enumerate(zip(*[each.split(half) for each in inputs], strict=True)):
+        total = torch.zeros((), device=traces.device)
+        for first, part in enumerate(zip(*map(_halves, inputs), strict=True)):
             nats = partial(self.nats, rows=slice(first, None, 2))
+            if not len(part[0]):  # of a single image there is no other half
+                continue
             if at_once:
                 total = total + nats(*part).sum()
             else:
                 total = total + sum_in_parts(nats, part, trained, _TRAINED_AT_ONCE)
-        return 2 * total / len(pixels)
+        return 2 * total / pixels.shape[:2].numel()
 
     @torch.no_grad()
     def table(self, traces: Traces, pixels: Binary, beside: Beside | None = None) -> Counts:
@@ -163,6 +168,15 @@ class PixelCode(nn.Module):
     ) -> Float[Tensor, "N H W"]:
         """Go through the pixels in raster order: `choose(i, counts)` returns pixel i of each image,
         given the counts of p(pixel = 1); or None, to stop. Used to decode and to sample."""
+        with clear_of(traces):
+            return self._follow(traces, choose, beside)
+
+    def _follow(
+        self,
+        traces: Traces,
+        choose: Callable[[int, Int[Tensor, " N"]], Tensor | None],
+        beside: Beside | None,
+    ) -> Float[Tensor, "N H W"]:
         from_block = self._known(traces, beside) + self._places()
         padded = self._padded(traces.new_zeros(len(traces), self.height, self.width))
         weight, bias = self.seen.whole()
@@ -242,6 +256,13 @@ class PixelCode(nn.Module):
     def cost(self, counts: Int[Tensor, "..."], pixels: Tensor) -> Int[Tensor, "..."]:
         """The cost of pixels whose p(1) is given as counts, in 256ths of a bit."""
         return cost_table().to(counts.device)[torch.where(pixels > 0.5, counts, TOTAL - counts)]
+
+
+def _halves(x: Float[Tensor, "B T ..."]) -> tuple[Tensor, Tensor]:
+    """Every second image, alternating along and across episodes, and the others. So a half does not
+    tell an image's place in its episode, and processes that share a batch make the same halves."""
+    parts = [x[i::2, j::2].flatten(0, 1) for i, j in ((0, 0), (1, 1), (0, 1), (1, 0))]
+    return torch.cat(parts[:2]), torch.cat(parts[2:])
 
 
 def nats_of(levels: Float[Tensor, "..."], pixels: Float[Tensor, "..."]) -> Float[Tensor, "..."]:

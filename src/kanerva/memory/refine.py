@@ -79,7 +79,8 @@ def _change_some(
     changed = (gists[:, None] + steps).clamp(-LARGEST, LARGEST)
     costs = prior.costs(changed.flatten(0, 1)).sum(dim=-1).unflatten(0, changed.shape[:2])
     now = _NATS * prior.costs(gists).sum(dim=-1)
-    gains, order = (now[:, None] - _NATS * costs - slope @ steps.T).topk(_TRIES, dim=1)
+    promise = now[:, None] - _NATS * costs - slope @ steps.T
+    gains, order = promise.topk(min(_TRIES, len(steps)), dim=1)
     best = now + nats.detach()
     for gain, step in zip(gains.T, order.T, strict=True):
         promising = gain > 0

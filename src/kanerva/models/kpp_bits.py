@@ -121,9 +121,7 @@ class KppBits(ReadsKin):
         means = self.readout(blocks[:, first], sample=False).readout
         log_p = self.likelihood.log_prob(self.decoder(means), episode[:, first])
         sketch = -(log_p * written[:, first]).sum() / written.numel()
-        pixels = self.pixel_code.mean_nats(
-            blocks.flatten(2).flatten(0, 1), episode.flatten(0, 2), for_code.flatten(0, 1)
-        )
+        pixels = self.pixel_code.mean_nats(blocks.flatten(2), episode[:, :, 0], for_code)
         key = key_costs(written.sum(dim=1), written)
         terms = ElboTerms(likelihood, reading.kl, key.to(likelihood.dtype))
         auxiliary = (beta * price).mean() + pixels + _SKETCH * sketch
@@ -231,8 +229,8 @@ class KppBits(ReadsKin):
     @property
     def codec(self) -> BlockCodec:
         """The codec of files with this model's memories."""
-        name = self.block_fingerprint
-        return BlockCodec(self.prior, self.pixel_code, name(), name)
+        name = self.block_fingerprint()
+        return BlockCodec(self.prior, self.pixel_code, name, self.fresh_block_fingerprint)
 
     # The bound
 
@@ -291,8 +289,7 @@ class KppBits(ReadsKin):
         matches = ((detail.pixels == pixels) | ~stored).all(dim=-1)
         rest = (nats * ~stored).sum(dim=-1) + math.log1p(-MISMATCH)
         other = nats.sum(dim=-1) + math.log(MISMATCH)
-        known = torch.logaddexp(rest.masked_fill(~matches, -torch.inf), other)
-        score = torch.where(detail.stored > 0, known, nats.sum(dim=-1))
+        score = torch.logaddexp(rest.masked_fill(~matches, -torch.inf), other)
         count = (memory.require_slots() >= 0).sum(dim=1)
         key = key_costs(count, torch.ones_like(matches))
         return ElboTerms(score, torch.zeros_like(score), key)

@@ -37,8 +37,9 @@ class KppBitsEmpty(KppEmpty):
         episode = self.as_episodes(episode)
         features = self.encoder(episode)
         maps, keys = self.write_episode(episode, features, generator=generator)
-        pixels = episode.flatten(0, 2)
-        nats = self.pixel_code.mean_nats(self._nothing(len(pixels)), pixels)
+        pixels = episode[:, :, 0]
+        nothing = self._nothing(pixels.shape[:2].numel()).unflatten(0, pixels.shape[:2])
+        nats = self.pixel_code.mean_nats(nothing, pixels)
         return self.objective(episode, features, maps, keys, generator, nats)
 
     def elbo(

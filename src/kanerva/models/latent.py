@@ -184,6 +184,8 @@ class LatentModel(MemoryModel):
         self, episode: Episode, maps: MemoryMap, keys: AnyKeys, readout: Readout
     ) -> JointDensity:
         """ln p(x, z, y | M), factor by factor: the generative side, from M, y and z alone."""
+        if self.is_exact:
+            raise UserError(f"{self.config.name} has no z in its density: use elbo")
         return JointDensity(
             log_likelihood=self.log_likelihood(readout, episode),
             readout_log_prior=self.read_maps(maps, keys).log_prob(readout),

@@ -32,6 +32,11 @@ class KnownWeights(nn.Module):
         """The same without the number of cells, which blocks do not depend on."""
         return self._hash("blocks", without=("capacity", "size"))
 
+    def fresh_block_fingerprint(self) -> str:
+        """The same, hashed again: weights may be changed through `.data` unnoticed."""
+        self._forget()
+        return self.block_fingerprint()
+
     def _hash(self, kind: str, without: tuple[str, ...] = ()) -> str:
         """Cached: it is asked for at every read."""
         versions = self.weight_versions()
