@@ -100,7 +100,7 @@ def test_train_resume_evaluate_compare(
     assert len(lines) == 3 and lines[1] == lines[2]
     assert lines[1].split()[5] == f"{record['bound']['nll_nats']:.2f}"
     assert main(["compare", "results/mnist", filed, "--over-seeds"]) == 0
-    assert capsys.readouterr().out.splitlines()[1].split()[4:6] == ["2", lines[1].split()[5]]
+    assert capsys.readouterr().out.splitlines()[1].split()[4:6] == ["1", lines[1].split()[5]]
 
 
 @pytest.mark.parametrize("best, warned", [(40, True), (79, True), (80, False), (100, False)])

@@ -624,3 +624,19 @@ def test_weights_of_version_1_load_by_their_old_names(tmp_path: Path):
     save_file(tensors, path)
     again = type(model).from_pretrained(tmp_path)
     assert all(torch.equal(v, again.state_dict()[k]) for k, v in model.state_dict().items())
+
+
+@torch.no_grad()
+def test_whether_an_image_is_stored_is_decided_before_anything_is_sampled():
+    """Choosing the lower of two sampled costs would give less than a bound."""
+    torch.manual_seed(3)
+    model = awake("kpp")
+    images = draw(model.config, 6)
+    memory = model.write(images[:3], generator=torch.Generator().manual_seed(0))
+    costs = torch.stack(
+        [
+            model.elbo(images, memory, generator=torch.Generator().manual_seed(seed)).key_kl
+            for seed in range(64)
+        ]
+    )
+    assert torch.equal(costs, costs[:1].expand_as(costs))

@@ -54,6 +54,19 @@ def test_recall_answers_for_batches_of_memories(model: Kpp, images: torch.Tensor
     assert min(h.none for hits in swapped.hits for h in hits) > 0.5
 
 
+def test_an_answer_does_not_depend_on_other_cues(images: torch.Tensor):
+    """Up to rounding: which samples the model is asked for is the same for every cue."""
+    model, seen = kanerva.load("glyphs"), torch.ones(28, 28)
+    seen[:18] = 0
+    memory = model.write(images[:8])
+    together = model.find(memory, images, observed=seen)
+    for cue, hits in zip(images, together, strict=True):
+        alone = model.find(memory, cue, observed=seen)
+        assert alone.none == pytest.approx(hits.none, abs=2e-3)
+        assert alone[0].probability == pytest.approx(hits[0].probability, abs=2e-3)
+    assert any(0.02 < hits.none < 0.98 for hits in together)  # some are in doubt
+
+
 def test_recall_stops_when_the_picture_stands(model: Kpp, images: torch.Tensor):
     memory = model.write(images)
     noisy = (images + 0.3 * torch.randn(images.shape)).clamp(0, 1)

@@ -35,7 +35,15 @@ class Share:
         self.rank, self.world = rank, world
 
 
-Noise: TypeAlias = torch.Generator | Share | None
+class Same:
+    """The same noise for every episode, from a generator: a result depends on its own episode
+    alone."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        self.generator = generator
+
+
+Noise: TypeAlias = torch.Generator | Share | Same | None
 """The source of random numbers: a generator, a share of torch's global one, or (None) that one."""
 
 
@@ -63,6 +71,8 @@ def _draw(
         raise UserError(
             f"generator is a torch.Generator, such as torch.Generator().manual_seed({noise})"
         )
+    if isinstance(noise, Same):
+        return draw((1, *shape[1:]), generator=noise.generator, device=device).expand(shape)
     if not isinstance(noise, Share):
         return draw(shape, generator=noise, device=device)
     count = shape[0]

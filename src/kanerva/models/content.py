@@ -36,8 +36,9 @@ _cache: WeakKeyDictionary[Any, tuple[str, Any]] = WeakKeyDictionary()
 
 
 def cached(owner: object, model: "Kpp", make: Callable[[], Made]) -> Made:
-    """Cache the result of `make` as long as `owner` lives and the model's weights do not change."""
-    name, found = model.fingerprint(), _cache.get(owner)
+    """Cache the result of `make` as long as `owner` lives and the model's weights and device do not
+    change."""
+    name, found = f"{model.fingerprint()} {model.device}", _cache.get(owner)
     if found is None or found[0] != name:
         found = (name, make())
         _cache[owner] = found
@@ -226,7 +227,7 @@ def familiarity(model: "Kpp", memory: Memory, images: Images) -> PerImage:
     maps, owners = model.as_maps(memory), memory.as_batch().require_slots()
     blocks = model.placement.grid.read(maps, best)
     known = model.log_likelihood(SpatialPrior(model.readout, blocks).mean, episode)
-    nothing = torch.zeros(*episode.shape[:2], *model.writer.shape, device=model.device)
+    nothing = model.free_cells(*episode.shape[:2])
     reading = model.readout(nothing, model.encoder(episode), sample=False)
     score = known - (model.log_likelihood(reading.readout, episode) - reading.kl)
     score = score.masked_fill((owners < 0).all(dim=1, keepdim=True), -torch.inf)

@@ -26,7 +26,7 @@ from kanerva.memory.ranking import Candidates, Features
 from kanerva.memory.scoring import Scorer, log_evidence
 from kanerva.memory.search import Held, Hits, Named, search
 from kanerva.models.content import cached, decode_held, put_stored
-from kanerva.seeding import stream
+from kanerva.seeding import Same, stream
 from kanerva.shapes import Blocks, DecoderOutput
 
 if TYPE_CHECKING:
@@ -119,17 +119,18 @@ def decode_blocks(model: "Kpp", blocks: Blocks, detail: Detail | None = None) ->
 @torch.no_grad()
 def log_none(model: "Kpp", cues: Sequence[Cue], guesses: Float[Tensor, "n C H W"]) -> list[float]:
     """Estimate ln p(cue | none) of each cue. `guesses`: the best stored picture for each."""
-    empty = torch.zeros(1, 1, *model.writer.shape, device=model.device)
+    empty = model.free_cells(1, 1)
     generic = cached(model, model, lambda: _generic(model, empty))
     visible = torch.stack([cue.masks.all(dim=0) for cue in cues])[:, None]  # under every mask
     shown = torch.stack([cue.picture for cue in cues]).clamp(0, 1)
-    images = torch.stack([torch.where(visible, shown, guesses), guesses], dim=1).flatten(0, 1)
+    images = torch.stack([torch.where(visible, shown, guesses), guesses], dim=1)
     images = images.round() if cues[0].binary else (images * 255).round() / 255
-    features = model.encoder(images[None]).repeat_interleave(ENCODED, dim=1)
-    blocks = empty.expand(-1, features.shape[1], -1, -1, -1)
-    reading = model.readout(blocks, features, generator=stream("none", device=model.device))
-    weights = (reading.log_prior - reading.log_posterior)[0]
-    samples = as_pictures(model, model.decoder(reading.readout))
+    features = model.encoder(images).repeat_interleave(ENCODED, dim=1)
+    blocks = empty.expand(*features.shape[:2], -1, -1, -1)
+    noise = Same(stream("none", device=model.device))  # each cue is an episode of its own
+    reading = model.readout(blocks, features, generator=noise)
+    weights = (reading.log_prior - reading.log_posterior).flatten()
+    samples = as_pictures(model, model.decoder(reading.readout).flatten(0, 1)[None])
     owner = torch.arange(len(cues), device=model.device).repeat_interleave(2 * ENCODED)
     encoded = (Scorer(cues)(samples, owner) + weights).view(len(cues), 2, ENCODED)
     by_encoded = encoded.logsumexp(2).amax(dim=1) - math.log(ENCODED)

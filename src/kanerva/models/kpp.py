@@ -243,6 +243,10 @@ class Kpp(Retrieval, KppNetworks):  # pyright: ignore[reportIncompatibleMethodOv
         free = (owners < 0).sum(dim=1).float()
         return self.placement.posterior(cells, owners.gather(1, cells) >= 0, free)
 
+    def free_cells(self, batch: int, length: int) -> Blocks:
+        """The blocks of free cells, which images that are not stored read: zeros."""
+        return torch.zeros(batch, length, *self.writer.shape, device=self.device)
+
     def keys_in_free_cells(
         self, memory: Memory, length: int, generator: Noise = None
     ) -> KeyPosterior:

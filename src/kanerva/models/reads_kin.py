@@ -189,7 +189,7 @@ class ReadsKin(Kpp):
     ) -> Int[Tensor, "T tried"]:
         """For each image, the blocks from which the reader expects images most like those that it
         expects from the image itself."""
-        nothing = torch.zeros(len(images), *self.writer.shape, device=self.device)
+        nothing = self.free_cells(1, len(images))[0]
         every = torch.ones(len(images), dtype=torch.bool, device=self.device)
         own = self.readable(nothing, self.encoder(images[None])[0], every).alone
         apart = torch.cdist(own.flatten(1), held.alone.flatten(1))
@@ -232,11 +232,11 @@ class ReadsKin(Kpp):
 
     def log_alone(self, episode: Episode) -> Float[Tensor, "B T"]:
         """ln p(x) of images given an empty memory."""
-        return self._log_pixels(self._free_cells(*episode.shape[:2]), episode).sum(dim=-1)
+        return self._log_pixels(self.free_cells(*episode.shape[:2]), episode).sum(dim=-1)
 
     def log_like(self, kin: Expected, episode: Episode) -> Float[Tensor, "B T"]:
         """ln p(x | M, new, related to the blocks that were read together)."""
-        nothing = self._free_cells(*episode.shape[:2])
+        nothing = self.free_cells(*episode.shape[:2])
         beside = self._split_kin(kin[:, None].expand(-1, episode.shape[1], -1, -1, -1))[0]
         return self._log_pixels(nothing, episode, beside).sum(dim=-1)
 
@@ -258,7 +258,7 @@ class ReadsKin(Kpp):
         the stored ones, and to which group, is a part of y: q(y | x) weighs each case by its cost
         at posterior means, before anything is sampled, and its KL is included."""
         features = self.encoder(episode)
-        nothing = self._free_cells(*episode.shape[:2])
+        nothing = self.free_cells(*episode.shape[:2])
         means, found = [], []
         for group in (None, *kin.maps.unbind(1)):
             beside, key = None, new_costs(kin.held, like=group is not None)
@@ -290,10 +290,6 @@ class ReadsKin(Kpp):
             chosen = (chance * len(held.whole)).long().clamp(max=len(held.whole) - 1)
             found.append(self._read_alike(held, chosen))
         return torch.stack(found)
-
-    def _free_cells(self, batch: int, length: int) -> Blocks:
-        """The blocks of free cells, which new images read: zeros."""
-        return torch.zeros(batch, length, *self.writer.shape, device=self.device)
 
     def _log_pixels(
         self, blocks: Blocks, episode: Episode, beside: KinMaps | None = None
@@ -330,12 +326,12 @@ class ReadsKin(Kpp):
         for_code, for_z = self._split_kin(
             self._expect(memory.as_batch(), num_samples, handle, generator)
         )
+        nothing = self.free_cells(*for_z.shape[:2])
         if sample_pixels:
-            nothing = torch.zeros(for_code.shape[:2].numel(), self.writer.size, device=self.device)
-            pixels = self.pixel_code.sample(nothing, generator, for_code.flatten(0, 1))
+            traces = nothing.flatten(2).flatten(0, 1)
+            pixels = self.pixel_code.sample(traces, generator, for_code.flatten(0, 1))
             images = pixels[:, None].unflatten(0, for_code.shape[:2])
         else:
-            nothing = self._free_cells(*for_z.shape[:2])
             readout = SpatialPrior(self.readout, nothing, for_z).sample(generator)
             images = self.likelihood.mean(self.decoder(readout))
         return images if memory.is_batch else images[0]
