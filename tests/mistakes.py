@@ -46,6 +46,10 @@ def library() -> dict[str, Callable[[], object]]:
         "model.recall(memory, numpy array)": lambda: model.recall(memory, array),
         "model.recall(memory, cue, steps='3')": lambda: model.recall(memory, IMAGES, steps="3"),
         "model.find(memory, numpy array)": lambda: model.find(memory, array[0]),
+        "model.find(memory, cue, k=0)": lambda: model.find(memory, IMAGES[0], k=0),
+        "model.find(memory, cue, prior_none='a')": lambda: model.find(
+            memory, IMAGES[0], prior_none="a"
+        ),
         "model.find(memory, bytes as floats)": lambda: model.find(memory, (GREYS[0] * 255).round()),
         "model.recall(memory, bytes as floats)": lambda: model.recall(
             memory, (GREYS * 255).round()

@@ -390,8 +390,6 @@ def test_images_come_when_asked_for():
     hits = find(pictures, pictures.means[1].round(), k=2)
     assert torch.equal(hits[0].image, pictures.means[1])
     assert hits.images.shape == (2, *SHAPE) and hits.ids[0] == 101
-    with pytest.raises(UserError, match="k is at least 1"):
-        find(pictures, pictures.means[1], k=0)
 
 
 def test_an_eight_bit_picture_that_lost_detail_is_still_the_one():

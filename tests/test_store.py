@@ -315,7 +315,7 @@ def test_mistakes_in_a_call_are_named(tmp_path: Path, model, glyphs: torch.Tenso
         ({"k": 0}, "k must be at least 1, got 0"),
         ({"prior_none": "a"}, "prior_none must be a number on .0, 1., got 'a'"),
         ({"prior_none": None}, "prior_none must be a number on .0, 1., got None"),
-        ({"prior_none": 1.5}, "prior_none on .0, 1., got 5 and 1.5"),
+        ({"prior_none": 1.5}, "prior_none must be a number on .0, 1., got 1.5"),
     ):
         with pytest.raises(UserError, match=says):
             find(store, glyphs[0], **wrong)

@@ -22,6 +22,17 @@ def as_count(name: str, value: object, least: int = 1) -> int:
     return number
 
 
+def as_chance(name: str, value: object) -> float:
+    """A probability."""
+    try:
+        chance = float(value)  # pyright: ignore[reportArgumentType]
+    except (TypeError, ValueError):
+        chance = -1.0
+    if not 0 <= chance <= 1:  # NaN fails too
+        raise UserError(f"{name} must be a number on [0, 1], got {shown(value)}")
+    return chance
+
+
 def as_handles(value: object) -> Int[Tensor, "*n"]:
     """Handles as a tensor: a number, a list, a range, an array or a tensor of whole numbers."""
     try:

@@ -151,8 +151,6 @@ class _Scored:
 
 def search(cues: Sequence[Cue], held: Held, *, k: int = 5, prior_none: float = 0.5) -> list[Hits]:
     """Find the `k` likeliest stored pictures for each cue."""
-    if k < 1 or not 0 <= prior_none <= 1:
-        raise UserError(f"k is at least 1 and prior_none on [0, 1], got {k} and {prior_none}")
     if held.count == 0:
         return [Hits([], 1.0) for _ in cues]
     hits: list[Hits] = []

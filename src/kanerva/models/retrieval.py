@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from kanerva.inputs import as_count, as_mask, require_tensor_images
+from kanerva.inputs import as_chance, as_count, as_mask, require_tensor_images
 from kanerva.memory.channels import Noise as ChannelNoise
 from kanerva.memory.heap import Memory
 from kanerva.memory.search import Hits
@@ -91,6 +91,7 @@ class Retrieval:
         strength is integrated out. The cue may be shifted by up to `shifts` pixels.
         """
         k, shifts = as_count("k", k), as_count("shifts", shifts, 0)
+        prior_none = as_chance("prior_none", prior_none)
         seen = None if observed is None else as_mask(observed)
         cue = require_tensor_images(cue, "cue")
         return find(self._kpp, memory, cue, seen, noise, shifts, k, prior_none)

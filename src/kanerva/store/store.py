@@ -31,7 +31,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from kanerva.errors import UserError
-from kanerva.inputs import as_count, as_mask, as_path, require_tensor_images
+from kanerva.inputs import as_chance, as_count, as_mask, as_path, require_tensor_images
 from kanerva.memory.channels import Noise, Picture
 from kanerva.memory.evidence import Pictures, to_logits
 from kanerva.memory.search import Held, Hits, Named, search
@@ -58,14 +58,6 @@ def as_ids(value: object) -> list[int]:
         return [index(id) for id in ([value] if one else value)]  # pyright: ignore
     except TypeError:
         raise UserError(f"ids are integers, such as add returns, got {shown(value)}") from None
-
-
-def as_chance(name: str, value: object) -> float:
-    """A number; `search` refuses what is not on [0, 1]."""
-    try:
-        return float(value)  # pyright: ignore[reportArgumentType]
-    except (TypeError, ValueError):
-        raise UserError(f"{name} must be a number on [0, 1], got {shown(value)}") from None
 
 
 @dataclass(frozen=True)
