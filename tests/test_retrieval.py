@@ -54,16 +54,17 @@ def test_recall_answers_for_batches_of_memories(model: Kpp, images: torch.Tensor
     assert min(h.none for hits in swapped.hits for h in hits) > 0.5
 
 
-def test_an_answer_does_not_depend_on_other_cues(images: torch.Tensor):
-    """Up to rounding: which samples the model is asked for is the same for every cue."""
-    model, seen = kanerva.load("glyphs"), torch.ones(28, 28)
-    seen[:18] = 0
-    memory = model.write(images[:8])
-    together = model.find(memory, images, observed=seen)
-    for cue, hits in zip(images, together, strict=True):
-        alone = model.find(memory, cue, observed=seen)
-        assert alone.none == pytest.approx(hits.none, abs=2e-3)
-        assert alone[0].probability == pytest.approx(hits[0].probability, abs=2e-3)
+def test_an_answer_does_not_depend_on_other_cues():
+    """Up to rounding: the model judges by the same samples for every cue."""
+    model = kanerva.load("mnist")
+    images = model.generate(model.empty(), 40, generator=torch.Generator().manual_seed(0)).round()
+    memory, cues = model.write(images[:12]), images.clone()
+    cues[..., :14, :] = cues[..., :14] = 0  # a quarter is left
+    together = model.find(memory, cues)
+    for cue, hits in zip(cues, together, strict=True):
+        alone = model.find(memory, cue)
+        assert alone.none == pytest.approx(hits.none, abs=5e-3)
+        assert alone[0].probability == pytest.approx(hits[0].probability, abs=5e-3)
     assert any(0.02 < hits.none < 0.98 for hits in together)  # some are in doubt
 
 
