@@ -296,7 +296,7 @@ ABOUT = About(
     shows="nats gained on unwritten drawings of a written character",
     claim="A memory of some drawings of a character makes other drawings of it cheaper, the more "
     "the more were written.",
-    quick="about 4 min on two cores",
+    quick="about 15 min on one core",
     full="2 h on a GPU; trained models, 1 h on two cores",
     presets=("omniglot",),
 )
