@@ -559,13 +559,15 @@ def test_a_model_far_off_does_not_hide_the_others(few: Lab):
 
 
 def test_few_shots_verdict_follows_the_gain():
-    def model(gain: float, over: float, own: float = 90.0) -> dict:
-        parts = {"gain": gain, "over_empty": over, "own": own}
+    def model(gain: float, over: float) -> dict:
+        parts = {"gain": gain, "over_empty": over}
         row = {name: {"mean": value, "error": 0.1} for name, value in parts.items()}
         return {"written": [row | {"count": 19}]}
 
-    said = few_shot.verdict({"models": {"a": model(5.0, 4.0, 70.0), "b": model(0.1, 0.1)}})
-    assert "a +5.00 ± 0.10" in said and "No clear use to b" in said and "Cheapest there: a" in said
+    models = {"a": model(5.0, 4.0), "b": model(0.1, 0.1)}
+    said = few_shot.verdict({"models": models, "others": "strong"})
+    assert "a +5.00 ± 0.10" in said and "No clear use to b" in said
+    assert few_shot.verdict({"models": models}) == f"{said}{few_shot.OLDER}"
     said = few_shot.verdict({"models": {"a": model(5.0, -4.0)}})
     assert "nothing to any model" in said and "No clear use to a +5.00 ± 0.10 (-4.00" in said
 

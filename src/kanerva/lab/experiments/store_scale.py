@@ -78,13 +78,13 @@ def run(lab: Lab) -> Finding:
     return Finding(figures, table(figures))
 
 
-def fill(path: Path, model: str, originals: Bytes, count: int) -> list[list[float]]:
+def fill(path: Path, model: str, originals: Bytes, count: int) -> list[list[int | float]]:
     """Add images until the store has `count`. Return [images, seconds, CPU seconds] of each chunk.
 
     These rows are also saved beside the store, so that an interrupted run can continue.
     """
     notes = path.with_suffix(".json")
-    rows: list[list[float]] = json.loads(notes.read_text()) if notes.is_file() else []
+    rows: list[list[int | float]] = json.loads(notes.read_text()) if notes.is_file() else []
     with Store(path, model=model) as store:
         while (held := len(store)) < count:
             images = deformed_chunk(originals, held // CHUNK)[held % CHUNK :][: count - held]
