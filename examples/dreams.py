@@ -9,10 +9,10 @@ images of each, pixel by pixel.
 
 import sys
 
-import torch
-
 import kanerva
 from kanerva import data
+
+import torch
 
 CHARACTER = 300  # which of the test characters
 

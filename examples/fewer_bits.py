@@ -11,10 +11,10 @@ import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import torch
-
 import kanerva
 from kanerva import data
+
+import torch
 
 CAPS = (None, 100, 56, 32, 16)  # bits of an image; only its last pixel or integer may exceed it
 CHARACTER = 40  # the test image whose character is written in several fonts

@@ -12,9 +12,6 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-from PIL import Image, ImageDraw, ImageFilter
-
 import kanerva
 from kanerva import data
 from kanerva.config import (
@@ -28,6 +25,9 @@ from kanerva.data.picture_files import image_files
 from kanerva.pictures import sheet
 from kanerva.presets import preset
 from kanerva.training.loop import train
+
+import torch
+from PIL import Image, ImageDraw, ImageFilter
 
 SIDE = 32
 

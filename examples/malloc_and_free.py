@@ -9,15 +9,15 @@ places, and checks that the survivors come back exactly as before.
 import sys
 from pathlib import Path
 
-import torch
-from PIL import Image
-
 import kanerva
 from kanerva.data.splits import fixed_episodes, load_split
 from kanerva.models.kpp import Kpp
 from kanerva.models.loading import shipped_folder
 from kanerva.pictures import map_with_thumbnails
 from kanerva.runs import read_run_config
+
+import torch
+from PIL import Image
 
 
 def main(run: str = "runs/demo", picture: str = "malloc_and_free.png") -> float:

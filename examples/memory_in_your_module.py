@@ -14,11 +14,11 @@ not error: normalised attention, which keeps all twelve, answers as well.
 import sys
 from collections.abc import Callable
 
+import kanerva
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-
-import kanerva
 
 CUE, VALUE, PAIRS, REVISED, WIDTH = 8, 4, 8, 4, 32
 

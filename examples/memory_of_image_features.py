@@ -10,12 +10,12 @@ half from the cue alone, and the nearest picture by pixels, which needs the pict
 
 import sys
 
+import kanerva
+from kanerva.memory.block_memory import Read
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-
-import kanerva
-from kanerva.memory.block_memory import Read
 
 SIDE, PICTURES, MAPS = 28, 16, (8, 7, 7)
 

@@ -12,9 +12,9 @@ import random
 import sys
 from pathlib import Path
 
-from PIL import Image, ImageDraw
-
 from kanerva.cli import main as kanerva
+
+from PIL import Image, ImageDraw
 
 
 def draw_folder(folder: Path, count: int = 400) -> Path:

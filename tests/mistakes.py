@@ -46,6 +46,9 @@ def library() -> dict[str, Callable[[], object]]:
         "model.recall(memory, numpy array)": lambda: model.recall(memory, array),
         "model.recall(memory, cue, steps='3')": lambda: model.recall(memory, IMAGES, steps="3"),
         "model.find(memory, numpy array)": lambda: model.find(memory, array[0]),
+        "model.find(memory, cue, observed=NaN)": lambda: model.find(
+            memory, IMAGES[0], observed=torch.full((28, 28), torch.nan)
+        ),
         "model.find(memory, cue, k=0)": lambda: model.find(memory, IMAGES[0], k=0),
         "model.find(memory, cue, prior_none='a')": lambda: model.find(
             memory, IMAGES[0], prior_none="a"

@@ -104,6 +104,13 @@ def test_transparency_is_white_and_sixteen_bits_keep_their_upper_byte(tmp_path: 
     assert pixels[2, :, 0, 0].tolist() == [10, 20, 30]
 
 
+@pytest.mark.parametrize("most", [1.0, 255.0, 65280.0])
+def test_floats_are_scaled_as_other_levels_are(tmp_path: Path, most: float):
+    Image.fromarray(np.array([[0, most / 2, most]], np.float32)).save(tmp_path / "float.tiff")
+    levels = load_images([tmp_path], (1, 1, 3)).flatten().tolist()
+    assert levels in ([0, 127, 255], [0, 128, 255]) if most < 256 else levels == [0, 127, 255]
+
+
 def test_a_photograph_on_its_side_is_set_upright(tmp_path: Path):
     turned = Image.new("L", (4, 2))
     turned.putpixel((0, 0), 255)

@@ -1,5 +1,6 @@
 """One file of tensors: whole or not there, and it knows when it was altered."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,13 @@ def test_what_is_written_is_read(tmp_path: Path):
     assert about == {"format": "pt", "of": "test"} and tensors.keys() == TENSORS.keys()
     assert all(torch.equal(tensors[name], TENSORS[name]) for name in TENSORS)
     assert [p.name for p in tmp_path.iterdir()] == ["t"]
+
+
+def test_what_is_no_regular_file_is_not_replaced(tmp_path: Path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UserError, match="no regular file"):
+        write_tensors(tmp_path / "pipe", TENSORS, {})
+    assert (tmp_path / "pipe").is_fifo()
 
 
 @pytest.mark.parametrize("place", [0.0, 0.5, 0.99])

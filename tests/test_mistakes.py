@@ -140,6 +140,14 @@ def test_prepare_crops_resizes_and_changes_colours(glyphs: MemoryModel, colour: 
     assert grey.shape == (1, 3, 16, 12) and bool((grey * 255 == 51).all())
 
 
+def test_prepare_names_a_picture_that_cannot_be_read(tmp_path: Path, glyphs: MemoryModel):
+    Image.new("L", (300, 300), 255).save(tmp_path / "whole.bmp")
+    (tmp_path / "cut.bmp").write_bytes((tmp_path / "whole.bmp").read_bytes()[:5000])
+    with Image.open(tmp_path / "cut.bmp") as cut:
+        with pytest.raises(UserError, match="cannot read a picture"):
+            kanerva.prepare(cut, glyphs)
+
+
 def test_prepare_warns_of_dark_ink_on_paper(glyphs: MemoryModel, colour: MemoryModel):
     """A model that knows white ink on black cannot hold it, and would not say so."""
     paper = Image.new("L", (28, 28), 255)

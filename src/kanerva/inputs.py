@@ -76,9 +76,12 @@ def as_path(value: object) -> Path:
 def as_mask(value: object) -> Float[Tensor, "..."]:
     """Which pixels are visible: 1 or true there, else 0."""
     try:
-        return torch.as_tensor(value).float()
+        mask = torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError):
-        raise UserError(f"observed must be 1 or 0 for each pixel, got {shown(value)}") from None
+        mask = None
+    if mask is None or mask.is_complex() or not bool(mask.isfinite().all()):
+        raise UserError(f"observed must be 1 or 0 for each pixel, got {shown(value)}")
+    return mask.float()
 
 
 def require_tensor_images(value: object, what: str = "images") -> Shaped[Tensor, "..."]:

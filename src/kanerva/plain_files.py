@@ -156,6 +156,8 @@ def write_whole(path: Path, content: bytes | str) -> None:
     """
     data = content.encode() if isinstance(content, str) else content
     try:
+        if path.exists() and not (path.is_file() or path.is_dir() or path.is_symlink()):
+            raise ValueError("it is no regular file")  # a device would be replaced by one
         remove_leftovers(path)
         draft, handle = _open_draft(path)
         try:

@@ -87,18 +87,21 @@ def channels_first(picture: "Picture") -> np.ndarray:
 
 
 def flat(picture: "Picture", mode: str) -> "Picture":
-    """Convert to grey (L) or RGB. 16-bit grey keeps its upper byte; transparency becomes white."""
+    """Convert to grey (L) or RGB. 16-bit grey keeps its upper byte; floats up to 1 are scaled;
+    transparency becomes white."""
     from PIL import Image
 
-    grey = picture.mode.startswith("I")  # Pillow would clip these to 255, not scale them
+    grey = picture.mode[0] in "IF"  # Pillow would clip these to 255, not scale them
     if not grey and not picture.has_transparency_data:
         return picture.convert(mode)
-    deep = picture.mode != "I" or np.max(picture.getextrema()) > 255
+    most = np.max(picture.getextrema())
+    scale = 1 / 256 if picture.mode not in "IF" or most > 255 else 1
+    scale = 255 if picture.mode == "F" and most <= 1 else scale
     flat = Image.new(mode, picture.size)
     for top in range(0, picture.height, 256):  # a few rows at a time, to save memory
         band = picture.crop((0, top, picture.width, min(top + 256, picture.height)))
         if grey:
-            values = np.asarray(band) >> (8 if deep else 0)
+            values = np.floor(scale * np.nan_to_num(np.asarray(band, dtype=np.float64)))
             band = Image.fromarray(values.clip(0, 255).astype(np.uint8))
         else:
             paper = Image.new("RGBA", band.size, "white")

@@ -13,10 +13,9 @@ SAVED = "memory.kanerva"  # name of the file that the page saves
 _START = """\
 import base64
 
+import kanerva  # before torch: idle threads then sleep
 import numpy as np
 import torch
-
-import kanerva
 """
 _BITS = '''
 

@@ -113,7 +113,10 @@ def _pictures(images: Any, channels: int, size: int) -> Iterator[UInt8[Tensor, "
             yield from _pictures(one, channels, size)
     elif isinstance(images, Image.Image):
         mode = "L" if channels == 1 else "RGB"
-        yield torch.tensor(channels_first(flat(images, mode)))[None]
+        try:
+            yield torch.tensor(channels_first(flat(images, mode)))[None]
+        except OSError as error:  # Pillow reads the pixels now
+            raise UserError(f"cannot read a picture: {error}") from error
     elif isinstance(images, np.ndarray | Tensor):
         if isinstance(images, np.ndarray):  # copied: it may be read-only, or of a type torch lacks
             wide = images.dtype.kind in "iu" and images.dtype != np.uint8
