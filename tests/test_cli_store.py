@@ -211,3 +211,18 @@ def test_mistakes_get_one_line(words, says: str, store: str, folder: Path, tmp_p
     assert main(["store", *(named.get(word, word) for word in words)]) == 2
     error = capsys.readouterr().err
     assert says in error and error.strip().count("\n") <= 1  # a picture's path may come before
+
+
+def test_an_interrupted_add_says_how_many_are_stored(store: str, folder: Path, monkeypatch, capsys):
+    added, calls = Store.add, []
+
+    def interrupted(self: Store, *given, **options):
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return added(self, *given, **options)
+
+    monkeypatch.setattr(Store, "add", interrupted)
+    monkeypatch.setattr("kanerva.cli.store._BATCH", 2)
+    assert main(["store", "add", store, str(folder)]) == 130
+    assert "the first 2 images were added" in capsys.readouterr().err

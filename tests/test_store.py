@@ -535,3 +535,13 @@ def test_a_killed_writer_loses_nothing_it_acknowledged(tmp_path: Path, glyphs: t
         assert len(added - freed - held) <= 1  # freed, and killed before it said so
         assert len(store.get(sorted(held))) == len(held)
         store.close()
+
+
+def test_a_store_made_with_a_model_object_opens_by_its_weights(tmp_path: Path):
+    """Such a store cannot name its model. The shipped ones are tried."""
+    model = kanerva.load("glyphs")
+    images = (torch.rand(2, 1, 28, 28) < 0.2).float()
+    with Store(tmp_path / "digits", model=model.within(56)) as store:
+        ids = store.add(images)
+    with Store(tmp_path / "digits") as store:
+        assert store.model.fingerprint() == model.fingerprint() and list(store) == ids

@@ -99,11 +99,17 @@ def add(store: "Store", options: dict[str, Any]) -> int:
 
     files, ids = [Path(name) for name in options["words"]], []  # listed by `run`
     problems: dict[str, str] = {}
-    for start in range(0, len(files), _BATCH):
-        kept, pixels = read(files[start : start + _BATCH], store.model, options, problems)
-        if kept:
-            images, names = prepare(pixels, store.model), [str(file) for file in kept]
-            ids += store.add(images, names, progress=sys.stderr.isatty())
+    before = len(store)
+    try:
+        for start in range(0, len(files), _BATCH):
+            kept, pixels = read(files[start : start + _BATCH], store.model, options, problems)
+            if kept:
+                images, names = prepare(pixels, store.model), [str(file) for file in kept]
+                ids += store.add(images, names, progress=sys.stderr.isatty())
+    except KeyboardInterrupt:
+        note = f"the first {len(store) - before} images were added; to add them again makes copies"
+        print(f"kanerva: {note}", file=sys.stderr)
+        raise
     report_skipped(store.path, files, problems)
     show({"added": len(ids), "ids": [ids[0], ids[-1]], "images": len(store)}, options)
     return 0

@@ -39,7 +39,7 @@ from kanerva.models.base import Images, MemoryModel
 from kanerva.models.content import show_stored
 from kanerva.models.finding import Cues, Visible, as_cues, log_none
 from kanerva.models.kpp import Kpp
-from kanerva.models.loading import load, shipped_folder
+from kanerva.models.loading import load, shipped_folder, shipped_versions
 from kanerva.plain_files import open_regular, shown
 from kanerva.store.codec import codec_of
 from kanerva.store.database import Database, about_model, live_ids
@@ -92,10 +92,12 @@ class Store:
             except UserError as error:
                 if model is not None:
                     raise
-                raise UserError(
-                    f"{path} was written with {shown(name)}, which is not found: say which model "
-                    f"that is, Store(path, model=...) or --model; {error}"
-                ) from error
+                model = self._shipped()
+                if model is None:
+                    raise UserError(
+                        f"{path} was written with {shown(name)}, which is not found: say which "
+                        f"model that is, Store(path, model=...) or --model; {error}"
+                    ) from error
         if not model.has_blocks:
             raise UserError(f"{model.config.name} writes memories as a whole: a store needs blocks")
         if model.device.type != "cpu":
@@ -120,11 +122,18 @@ class Store:
         self._last = 0  # the last id ever issued
         self._sync()
 
-    def _written_with(self) -> str:
-        """The name of the model that writes this store."""
+    def _written_with(self, what: str = "model") -> str:
+        """The name of the model that writes this store, or its fingerprint."""
         database = Database(self.path)
         database.close()
-        return database.about["model"]
+        return database.about[what]
+
+    def _shipped(self) -> MemoryModel | None:
+        """The shipped model with the weights of this store, which a store made with a model object
+        cannot name."""
+        wanted = self._written_with("fingerprint")
+        models = (load(name) for name in shipped_versions())
+        return next((model for model in models if model.fingerprint() == wanted), None)
 
     def _beside(self, kind: str) -> Path:
         return self.path.with_name(f"{self.path.name}-{kind}")
