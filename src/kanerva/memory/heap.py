@@ -76,10 +76,9 @@ class Memory:
     def stack(cls, memories: "list[Memory]") -> "Memory":
         """Stack memories of one episode each into a batch."""
         maps = torch.stack([memory.map for memory in memories])
-        writers = {memory.writer for memory in memories if memory.writer is not None}
-        if len(writers) > 1:
+        writer, *others = {memory.writer for memory in memories if memory.writer} or {None}
+        if others:
             raise UserError("these memories were written by different models")
-        writer = writers.pop() if writers else None
         owners = [memory.owners for memory in memories if memory.owners is not None]
         if len(owners) < len(memories):
             return cls(maps, writer=writer)
