@@ -31,6 +31,7 @@ def library() -> dict[str, Callable[[], object]]:
     array, nothing = IMAGES.numpy(), None
     store = kanerva.Store("mistakes.kanerva", model=model)  # in the folder this runs in
     ids = store.add(IMAGES)
+    kanerva.Store("other.kanerva", model=kanerva.build(kanerva.preset("glyphs").model).eval())
     bad: dict[str, Callable[..., object]] = {
         "model.write(numpy array)": lambda: model.write(array),
         "model.write(list)": lambda: model.write(list(IMAGES)),
@@ -82,9 +83,7 @@ def library() -> dict[str, Callable[[], object]]:
         "store.add(numpy array)": lambda: store.add(array),
         "store.add(one image)": lambda: store.add(IMAGES[0]),
         "store.add(images, [1, 2, 3, 4])": lambda: store.add(IMAGES, [1, 2, 3, 4]),
-        "kanerva.Store(made with a model, opened without)": lambda: kanerva.Store(
-            "mistakes.kanerva"
-        ),
+        "kanerva.Store(made with a model, opened without)": lambda: kanerva.Store("other.kanerva"),
         "store.find(numpy array)": lambda: store.find(array[0]),
         "store.get('a')": lambda: store.get("a"),
         "store.get(99)": lambda: store.get(99),

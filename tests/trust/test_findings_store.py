@@ -400,6 +400,7 @@ def test_adding_waits_for_no_lock_that_a_killed_process_had(tmp_path: Path, monk
 
 def test_a_store_is_made_by_one_of_many(tmp_path: Path):
     path, problems = tmp_path / "a.kanerva", list[object]()
+    model()  # made here: its weights come from torch's global generator, which threads share
 
     def work(number: int) -> None:
         try:
