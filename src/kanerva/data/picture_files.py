@@ -86,6 +86,16 @@ def channels_first(picture: "Picture") -> np.ndarray:
     return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1).copy()
 
 
+def _scale_to_bytes(picture: "Picture") -> float:
+    """The factor that makes levels of 16 or 32 bits, or floats, bytes."""
+    if picture.mode not in "IF":  # 16 bits
+        return 1 / 256
+    most = np.max(picture.getextrema())
+    if picture.mode == "F" and most <= 1:
+        return 255.0
+    return 1 / 256 if most > 255 else 1.0
+
+
 def flat(picture: "Picture", mode: str) -> "Picture":
     """Convert to grey (L) or RGB. 16-bit grey keeps its upper byte; floats up to 1 are scaled;
     transparency becomes white."""
@@ -94,9 +104,7 @@ def flat(picture: "Picture", mode: str) -> "Picture":
     grey = picture.mode[0] in "IF"  # Pillow would clip these to 255, not scale them
     if not grey and not picture.has_transparency_data:
         return picture.convert(mode)
-    most = np.max(picture.getextrema())
-    scale = 1 / 256 if picture.mode not in "IF" or most > 255 else 1
-    scale = 255 if picture.mode == "F" and most <= 1 else scale
+    scale = _scale_to_bytes(picture) if grey else 1
     flat = Image.new(mode, picture.size)
     for top in range(0, picture.height, 256):  # a few rows at a time, to save memory
         band = picture.crop((0, top, picture.width, min(top + 256, picture.height)))
